@@ -31,7 +31,7 @@ WAITS = (
     ("runs.hangs", "_SHOWN_AFTER", 60.0, 6.0),
     ("clusters.batch.cluster", "_MOST_SECONDS", 15.0, 1.5),
     ("clusters.batch.scheduler", "_AFTER_ID_SECONDS", 10.0, 1.0),
-    ("agent.tasks", "_HEARD", 5, 1),
+    ("agent.tasks", "_SEEN_SECONDS", 5, 1),
     ("agent.tasks", "_PATIENCE", 15, 5),
     ("clusters.ssh", "_BEAT_SECONDS", 5.0, 0.5),
     ("clusters.ssh", "_LOST_SECONDS", 10.0, 1.0),

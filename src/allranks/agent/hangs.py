@@ -50,11 +50,11 @@ class _Stand:
     """Where a rank was seen to stand.
 
     Attributes:
-        start: the size that its file of stacks had before it was asked for the first time.
-        end: the size that it had before it was asked last.
+        start: the size that its file of stacks had before the first request.
+        end: the size that it had before the last request.
         frames: of its newest stack, innermost first.
         places: the functions of each of its stacks.
-        stack: ``shown``; ``late``: it was asked and has written nothing; ``none``: it cannot write its stack.
+        stack: ``shown``; ``late``: it has not answered the request; ``none``: it cannot write its stack.
         collective: the one that is pending, by its newest answer, which may come after that with the stack.
     """
 
@@ -109,7 +109,7 @@ class HangWatch:
             self._sample(alive)
         elif (self.quiet is None or self.quiet["moving"]) and now - max(self._since, self._moved) >= self._limit:
             self._samples = 0
-            self._ask(alive)
+            self._request_stacks(alive)
             self._next = now + _SAMPLE_SECONDS
 
     @property
@@ -138,19 +138,19 @@ class HangWatch:
     def _living(self, alive: Collection[int]) -> dict[int, int]:
         return {rank: pid for rank, pid in self._pids.items() if pid in alive}
 
-    def _ask(self, alive: Collection[int]) -> None:
+    def _request_stacks(self, alive: Collection[int]) -> None:
         living = self._living(alive)
         for rank in living:
             size = 0
             with suppress(OSError):
                 size = (self._folder / contract.rank_stacks(rank)).stat().st_size
             self._stands.setdefault(rank, _Stand(size, size)).end = size
-        asked = {*request(living.values())}
+        able = {*request(living.values())}
         for rank, pid in living.items():
-            self._stands[rank].stack = "late" if pid in asked else "none"
+            self._stands[rank].stack = "late" if pid in able else "none"
 
     def _sample(self, alive: Collection[int]) -> None:
-        """Read the stacks that ranks were asked for, and ask again or conclude."""
+        """Read the stacks that were requested of ranks, and request them again or conclude."""
         for rank, stand in self._stands.items():
             if stand.stack == "late" and (found := parse(self._dump(rank, stand.end), rank, self._node)):
                 stand.frames, stand.stack = found.frames[:_FRAMES], "shown"
@@ -160,7 +160,7 @@ class HangWatch:
         self._samples += 1
         moving = all(len(stand.places) > 1 for stand in self._stands.values())
         if not moving and self._samples < _SAMPLES:
-            self._ask(alive)
+            self._request_stacks(alive)
             return
         if moving:
             self._moved = time.monotonic()

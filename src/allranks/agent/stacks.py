@@ -137,7 +137,7 @@ class StackRequests:
         self._next = 0.0
         self._newest = self._answered = 0  # A request may be there before this agent is.
         self._found: Collection[int] = ()
-        self._asked: dict[int, bool] = {}
+        self._able: dict[int, bool] = {}
 
     def tick(self, find: Callable[[], Collection[int]]) -> None:
         """Pass a new request on to the ranks whose process ids ``find`` returns, and answer it a second later."""
@@ -149,12 +149,12 @@ class StackRequests:
         elif (newest := self._requested()) != self._answered:
             self._newest = newest
             self._found = [*find()]
-            self._asked = request(self._found)
+            self._able = request(self._found)
 
     def _answer(self) -> None:
         self._answered = self._newest
         pids = {
-            pid: {"stack": pid in self._asked, "recorder": self._asked.get(pid, False), "state": stuck_state(pid)}
+            pid: {"stack": pid in self._able, "recorder": self._able.get(pid, False), "state": stuck_state(pid)}
             for pid in self._found
         }
         answer = self._folder / contract.STACKS

@@ -95,10 +95,8 @@ def environment_layer(environ: Mapping[str, str], cwd: Path, problems: list[Prob
     """Return the settings of environment variables; one that is empty is not given."""
     inside = contract.RUN_ID in environ
     found: Layer = {}
-    for path, names in [
-        (WEBHOOK, (contract.NOTIFY_WEBHOOK,)),
-        *((option.path, option.variables) for option in OPTIONS),
-    ]:
+    readers = {WEBHOOK: (contract.NOTIFY_WEBHOOK,), **{option.path: option.variables for option in OPTIONS}}
+    for path, names in readers.items():
         given = (name for name in names if environ.get(name) and not (inside and name in _OF_THE_RUN))
         if name := next(given, None):
             found |= _settings(path, environ[name], ValueSource("environment", name), cwd, problems)

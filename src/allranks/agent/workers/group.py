@@ -90,7 +90,7 @@ class WorkerGroup:
         self._recorded = 0
         self._facts: NodeFacts | None = None
         self._keeps_failure = True
-        self._unheard: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
+        self._undelivered: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
 
     @property
     def is_running(self) -> bool:
@@ -115,9 +115,7 @@ class WorkerGroup:
         starts = []
         written = []  # What is in a rank's logs by now is of earlier generations.
         for local_rank, rank in enumerate(self._ranks):
-            error_file = str(self._folder / contract.rank_error(rank, restart))
-            step_file = str(self._folder / contract.rank_step(rank))
-            variables = _variables(self._node, generation, local_rank, error_file, step_file)
+            variables = _variables(self._node, self._folder, generation, local_rank)
             out, err = (str(self._folder / contract.rank_log(rank, stream)) for stream in ("out", "err"))
             written.append({"out": _size(out), "err": _size(err)})
             stacks = str(self._folder / contract.rank_stacks(rank))
@@ -144,7 +142,7 @@ class WorkerGroup:
             self._client.wait(seconds)
         for number in self._stop.take_warnings():
             self._events.write(contract.WARNED, signal=number.name)
-            self._unheard += [(local_rank, number) for local_rank in range(self._node.nproc_per_node)]
+            self._undelivered += [(local_rank, number) for local_rank in range(self._node.nproc_per_node)]
         self._forward_warnings()
         self._record_exits()
         self.hangs.tick(self._client.pids.values())
@@ -191,12 +189,12 @@ class WorkerGroup:
 
         A rank that still imports or loads its data would die of a warning instead of saving after its first step.
         """
-        for warning in self._unheard.copy():
+        for warning in self._undelivered.copy():
             local_rank, number = warning
             pid = self._client.pids.get(local_rank)
             if pid is not None and catches(pid, number) is not False:
                 self._client.signal(number, local_rank)
-                self._unheard.remove(warning)
+                self._undelivered.remove(warning)
 
     def _record_exits(self) -> None:
         for ended in self._client.exits[self._recorded :]:
@@ -234,11 +232,10 @@ def _size(log: str) -> int:
         return 0
 
 
-def _variables(
-    node: NodeSpec, generation: Generation, local_rank: int, error_file: str, step_file: str
-) -> dict[str, str]:
+def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank: int) -> dict[str, str]:
     """Return what torchrun gives a rank (its documentation, section Environment Variables), and ours."""
-    rank, size = str(generation.first_rank + local_rank), str(generation.world_size)
+    number = generation.first_rank + local_rank
+    rank, size = str(number), str(generation.world_size)
     return {
         "RANK": rank,
         "LOCAL_RANK": str(local_rank),
@@ -255,12 +252,12 @@ def _variables(
         "TORCHELASTIC_MAX_RESTARTS": str(node.max_restarts),
         "TORCHELASTIC_RUN_ID": node.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_ERROR_FILE": str(folder / contract.rank_error(number, generation.restart)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         contract.RUN_ID: node.run_id,
         contract.RUN_DIR: node.run_dir,
         contract.ATTEMPT: str(node.attempt),
-        contract.STEP_FILE: step_file,
+        contract.STEP_FILE: str(folder / contract.rank_step(number)),
     }
 
 
