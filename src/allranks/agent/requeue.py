@@ -158,10 +158,9 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
         return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
     if not noted or attempt - first < _FRUITLESS:
         return None
-    last = attempt - 1
-    best, before = (
-        max((note.step for note in noted if note.attempt <= number), default=0) for number in (last, last - _FRUITLESS)
-    )
+    newest = attempt - 1 - _FRUITLESS
+    best = max((note.step for note in noted if note.attempt < attempt), default=0)
+    before = max((note.step for note in noted if note.attempt <= newest), default=0)
     return f"{_FRUITLESS} attempts in a row came no further than step {best}" if best == before else None
 
 

@@ -127,7 +127,8 @@ def parse_ended(job_id: str, records: str) -> JobInfo | None:
     """Read what qacct says of a job's end. An attempt has a record of its own, and so may a task on another node."""
     last: dict[str, JobInfo] = {}
     for text in re.split(r"^=+$", records, flags=re.MULTILINE)[1:]:
-        record = {name: value.strip() for name, _, value in (line.partition(" ") for line in text.splitlines())}
+        pairs = (line.partition(" ") for line in text.splitlines())
+        record = {name: value.strip() for name, _, value in pairs}
         last[record["taskid"]] = _ended(job_id, record)
     return overall(last.values())
 

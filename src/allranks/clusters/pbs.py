@@ -26,7 +26,7 @@ from allranks.clusters.pbs_directives import LONGEST_NAME, directives, own, own_
 from allranks.clusters.pbs_words import Flavour, parse_jobs, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
 from allranks.job.units import parse_memory, reading
-from allranks.plan.directives import fits, plain_name, words_for_shell
+from allranks.plan.directives import plain_name, words_for_shell
 from allranks.plan.entry import name_of
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
         yield Issue(f"queue {name} takes no jobs", _OTHER)
     if queue.get("started") == "False":
         yield Issue(f"queue {name} starts no jobs now", f"wait, or {_OTHER}", is_final=False)
-    cpus, gpus = (sum(part.nodes * getattr(part, key) for part in requested) for key in ("cpus", "gpus"))
+    cpus = sum(part.nodes * part.cpus for part in requested)
+    gpus = sum(part.nodes * part.gpus for part in requested)
     for limit, reads, amount, of in (
         ("walltime", seconds, requested[0].time, "time"),
         ("nodect", reading, sum(part.nodes for part in requested), "nodes"),
@@ -232,7 +233,7 @@ def _additions(draft: Draft) -> Additions:
     job, requested, run_dir = draft.job, draft.job.scheduler, str(draft.request.run_dir)
     which = flavour_for(job, draft.request.environ)
     own_log = f"{run_dir}/{OWN_LOG_OF_TASKS if requested.array and which == 'openpbs' else OWN_LOG}"
-    names_log = fits(own_log) and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
+    names_log = own_log.isprintable() and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
     log = shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out'
     found = directives(job, draft.layout.nproc_per_node, own_log if names_log else None, which)
     return Additions(tuple(found), log=log, notes=_notes(draft, names_log))

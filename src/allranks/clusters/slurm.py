@@ -190,9 +190,13 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
 
 def parse_qos(text: str, named: str) -> tuple[Collection[str], int]:
     """Read what sacctmgr says of each QOS: which limits a QOS of the job, or any if it names none, lifts; its time."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    lifts = {flag for name, _, flags in rows if not named or name in named.split(",") for flag in flags.split(",")}
-    return lifts, next((reading(most, parse_duration) for name, most, _ in rows if name == named), 0)
+    lifts, longest = set[str](), 0
+    for name, most, flags in (line.split("|") for line in text.splitlines() if line.count("|") == 2):
+        if not named or name in named.split(","):
+            lifts.update(flags.split(","))
+        if name == named:
+            longest = reading(most, parse_duration)
+    return lifts, longest
 
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
@@ -215,7 +219,9 @@ def own_gpus(job: Job) -> int | None:
     """Return the GPUs of a node that the user's own directives ask for: 0 for none, None if they do not say."""
     asking = [line for line in lines_of(job, "#SBATCH") if _OWN_GPUS.match(line)]
     reported = [int(match[1]) for line in asking if (match := _OWN_GPUS_PER_NODE.match(line))]
-    return reported[0] if reported else None if asking else 0
+    if reported:
+        return reported[0]
+    return None if asking else 0
 
 
 def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:

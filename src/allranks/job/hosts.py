@@ -179,7 +179,9 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
 
 
 def _hosts_in(items: Sequence[str]) -> Iterator[Host]:
-    return (host for item in items for part in split(item) for host in _parse(part))
+    for item in items:
+        for part in split(item):
+            yield from _parse(part)
 
 
 def _at_most(hosts: Iterable[Host]) -> tuple[Host, ...]:

@@ -124,17 +124,12 @@ def plain_name(name: str, longest: int | None = None) -> str:
     return (plain if plain[0].isalpha() else f"j{plain}")[:longest]
 
 
-def fits(value: str) -> bool:
-    """Return whether a directive can hold a value: it is one line."""
-    return value.isprintable()
-
-
 def _value(directive: Directive) -> str:
     """Quote a value as sbatch and qsub read it: a backslash keeps the next character, within quotes too."""
     value = directive.value
     if value is None:
         return ""
-    if not fits(value):
+    if not value.isprintable():
         raise JobError(f"{directive.option}={value!r} cannot be asked for", why="a directive is one line of text")
     if not re.fullmatch(r"[^\s\"'\\#]+", value):
         value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -46,8 +46,10 @@ class Answer:
     def last_words(self) -> str:
         """The last line of stderr, where ssh and most programs say what is wrong."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        if lines:
+            return lines[-1]
         # A connection that was kept, and breaks, ends without a word.
-        return lines[-1] if lines else BROKE if self.unreached else f"exit code {self.code}"
+        return BROKE if self.unreached else f"exit code {self.code}"
 
 
 def run_one(

@@ -208,8 +208,8 @@ class SubmittedJob:
         if now.state is State.RUNNING:
             line = "running"
         elif not now.state.is_final and now is not before and (before.state, before.reason) == (now.state, now.reason):
-            # A reason that is gone at the next query is not worth a line.
-            line = f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}" if now.reason else ""
+            word = "waiting" if now.state is State.PENDING else now.native
+            line = f"{word}: {now.reason}" if now.reason else ""  # One that is gone at the next query is not worth it.
         if line and line != self._reported:
             self._reported = line
             self._news.append(line)
