@@ -132,7 +132,7 @@ def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob, notifi
     """Run the ranks on all nodes; return the exit code, which an error makes 1: it is recorded whatever happens."""
     most, node, folder = orders.max_attempts, job.node, run / contract.attempt_dir(attempt)
     try:
-        if attempt and most is not None and not requeue.begins(run, attempt, most, job):
+        if attempt and most is not None and not requeue.may_start(run, attempt, most, job):
             return 1
         notifier.send("start", state="RUNNING")
         hosts = job.hosts()
@@ -177,14 +177,14 @@ def _in_a_line(error: AllranksError | OSError) -> str:
 def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob, notifier: Notifier) -> None:
     """Record the exit code, decide about another attempt, remove secrets that no other one needs, and notify."""
     folder = run / contract.attempt_dir(attempt)
-    goes_on = False
+    continues = False
     try:
         (folder / contract.EXIT).write_text(f"{code}\n")
         if orders.max_attempts is not None:
-            goes_on = requeue.follows(run, attempt, code, orders.max_attempts, job, notifier)
-        if orders.removes_secrets and not (goes_on or (folder / contract.TERMINATED).exists()):
+            continues = requeue.follows(run, attempt, code, orders.max_attempts, job, notifier)
+        if orders.removes_secrets and not (continues or (folder / contract.TERMINATED).exists()):
             (run / contract.SECRETS_FILE).unlink(missing_ok=True)
-        if not goes_on:
+        if not continues:
             state = _state(folder, code, job)
             facts = {"reason": "it reached its time limit"} if state == "TIMEOUT" else {}
             event = "failure" if state in ("FAILED", "TIMEOUT") else "end"
