@@ -108,15 +108,7 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     refusal = plan.with_values(SLURM.refusal(command, done.code, printed))
     if SLURM.is_away(done):
         raise refusal
-    shown, lacks_nodes = SLURM.output(("scontrol", "show", "partition"), in_utc), slurm_words.NO_SUCH_NODES in printed
-    partitions = against_each(shown, requested)
-    if requested.qos or all(partitions.values()):  # Its QOS could change something.
-        try:
-            of_qos = parse_qos(SLURM.output(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
-        except LaunchError as error:
-            has_none = "not running a supported accounting_storage plugin" in (error.why or "")
-            of_qos = () if has_none else ("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"), 0
-        partitions = against_each(shown, requested, *of_qos)
+    partitions, lacks_nodes = _against_partitions(requested, in_utc), slurm_words.NO_SUCH_NODES in printed
     against = least(partitions.values(), takes=True)
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
         found = []
@@ -131,6 +123,20 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
         return answer
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
     return replace(answer, objections=[*against, refused])
+
+
+def _against_partitions(requested: Requested, in_utc: Mapping[str, str]) -> dict[str, list[Issue]]:
+    """Query what each partition that a job may run in has against it, by its name."""
+    shown = SLURM.output(("scontrol", "show", "partition"), in_utc)
+    partitions = against_each(shown, requested)
+    if not requested.qos and not all(partitions.values()):
+        return partitions  # No QOS could change something.
+    try:
+        of_qos = parse_qos(SLURM.output(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
+    except LaunchError as error:
+        has_none = "not running a supported accounting_storage plugin" in (error.why or "")
+        of_qos = () if has_none else ("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"), 0
+    return against_each(shown, requested, *of_qos)
 
 
 def read_requested(script: str, environ: Mapping[str, str]) -> Requested:

@@ -218,16 +218,18 @@ class CoordinatorClient:
             self._events.write(contract.MISSING, nodes=[0], of=self._node.nnodes, at=self._where)
 
     def _unreachable(self, problem: str, patience: float) -> LaunchError:
-        return LaunchError(
-            f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s",
-            why=problem,
-            fix="another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
-            "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
-            if problem == _OTHER_KEY
-            else "see what the agent of node 0 says, in its run's directory (the log of its job, or "
-            f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "
-            "node, and no firewall may close the port between the nodes",
+        log = f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}"
+        fix = (
+            f"see what the agent of node 0 says, in its run's directory (the log of its job, or {log}); that name must "
+            "mean its host on this node, and no firewall may close the port between the nodes"
         )
+        if problem == _OTHER_KEY:
+            fix = (
+                "another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
+                "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
+            )
+        what = f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s"
+        return LaunchError(what, why=problem, fix=fix)
 
     # --- what it receives ---
 
