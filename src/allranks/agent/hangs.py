@@ -47,23 +47,14 @@ Quiet = dict[str, Any]
 
 @dataclass
 class _Stand:
-    """Where a rank was seen to stand.
+    """Where a rank was seen to stand."""
 
-    Attributes:
-        start: the size that its file of stacks had before the first request.
-        end: the size that it had before the last request.
-        frames: of its newest stack, innermost first.
-        places: the functions of each of its stacks.
-        stack: ``shown``; ``late``: it has not answered the request; ``none``: it cannot write its stack.
-        collective: the one that is pending, by its newest answer, which may come after that with the stack.
-    """
-
-    start: int
-    end: int
-    frames: tuple[Frame, ...] = ()
-    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)
-    stack: str = "none"
-    collective: Collective | None = None
+    start: int  # The size that its file of stacks had before the first request.
+    end: int  # The size that it had before the last request.
+    frames: tuple[Frame, ...] = ()  # Of its newest stack, innermost first.
+    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # The functions of each of its stacks.
+    stack: str = "none"  # "shown"; "late": it has not answered the request; "none": it cannot write its stack.
+    collective: Collective | None = None  # The pending one, by its newest answer, which may come after the stack.
 
 
 class HangWatch:

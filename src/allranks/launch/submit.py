@@ -43,23 +43,14 @@ _USERS_KEY = "ALLRANKS_KEY_FILE"
 
 @dataclass(frozen=True)
 class Launch:
-    """What is launched.
-
-    Attributes:
-        job: the job.
-        job_text: the job as YAML, without secrets.
-        folder: directory that relative paths of the job are relative to.
-        runs_folder: directory that holds a directory for each run.
-        environ: the calling environment.
-        node_rank: which node of the job this machine is, where the user starts each node by hand.
-    """
+    """What is launched."""
 
     job: Job
-    job_text: str
-    folder: Path
-    runs_folder: Path
-    environ: Mapping[str, str]
-    node_rank: int | None = None
+    job_text: str  # The job as YAML, without secrets.
+    folder: Path  # That relative paths of the job are relative to.
+    runs_folder: Path  # It holds a directory for each run.
+    environ: Mapping[str, str]  # The calling environment.
+    node_rank: int | None = None  # Which node of the job this machine is, where the user starts each by hand.
 
     @property
     def is_set_up_by_user(self) -> bool:

@@ -23,19 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Directive:
-    """One thing that the scheduler is asked for.
+    """One thing that is requested of the scheduler."""
 
-    Attributes:
-        option: such as ``--nodes``.
-        value: its value; None for an option without one.
-        why: the key of the job that asks for it, or another reason.
-        note: a comment above the line, where it is not obvious.
-    """
-
-    option: str
-    value: str | None
-    why: str
-    note: str | None = None
+    option: str  # Such as --nodes.
+    value: str | None  # None for an option without one.
+    why: str  # The key of the job that requests it, or another reason.
+    note: str | None = None  # A comment above the line, where it is not obvious.
 
     @property
     def reason(self) -> Reason:

@@ -74,10 +74,7 @@ def node_script(
 
     Args:
         title: one line on what this is.
-        workdir: absolute working directory of the ranks.
-        environment: modules, conda, venv and set-up lines of the job.
         settings: variables with the reason for each.
-        backend: the process-group backend.
         becomes: lines that start the node's agent or its ranks; see :func:`become`.
         traps: lines that handle failures and signals of the set-up; None: those of :func:`name_failures`.
         place: lines that set what the node knows of its place in the run.

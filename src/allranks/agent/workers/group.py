@@ -266,21 +266,13 @@ def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a node's part of an attempt, or the attempt on all its nodes, ended.
+    """How a node's part of an attempt, or the attempt on all its nodes, ended."""
 
-    Attributes:
-        state: SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
-        exit_code: of the agent.
-        reason: in one line, if there is one.
-        rank: the global rank that failed first.
-        lost: the names of the nodes that were lost, if that ended it.
-    """
-
-    state: str
-    exit_code: int
-    reason: str | None = None
-    rank: int | None = None
-    lost: tuple[str, ...] = ()
+    state: str  # SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
+    exit_code: int  # Of the agent.
+    reason: str | None = None  # In one line.
+    rank: int | None = None  # The global rank that failed first.
+    lost: tuple[str, ...] = ()  # The names of the nodes that were lost, if that ended it.
 
 
 #: Of ranks that a request has ended: its source starts them again.

@@ -214,13 +214,9 @@ class Ssh:
         return run_all(commands, environ, sent=secrets, seconds=None, is_over=is_over, hear=hear)
 
     def query(self, nodes: Sequence[Mapping[str, Any]], folder: str, what: str, seconds: float) -> list[Answer]:
-        """Run ``end.sh`` with ``what`` for each agent: signal, end or find it.
+        """Run ``end.sh`` with ``what`` (a signal, 0, ``END`` or ``HELD``) for each agent: signal, end or find it.
 
-        Args:
-            nodes: host, process id and start time of each agent, from the run's handle.
-            folder: of the run, on the machines.
-            what: a signal, 0, ``END`` or ``HELD``.
-            seconds: after which a machine counts as unreached.
+        ``nodes`` have the agents' hosts, process ids and start times; ``folder`` is that of the run, on the machines.
         """
         return run_all(end_commands(nodes, folder, what), os.environ, seconds=seconds)
 
