@@ -38,16 +38,11 @@ class BatchJob:
 
     A scheduler that starts one command on one host defines :meth:`hosts`, :meth:`command`, :meth:`requeue` and
     :meth:`submit`. One that starts all tasks itself defines :meth:`run` and :meth:`place` instead of ``command``.
-
-    Attributes:
-        id: the job's id.
-        array_task: the number of its task if it is of an array.
-        number: one that no other job has at the time.
     """
 
     id: str
-    array_task: str | None = None
-    number: int
+    array_task: str | None = None  # The number of its task if it is of an array.
+    number: int  # One that no other job has at the time.
     #: The variable with the directory in which the job was submitted.
     submit_dir: ClassVar[str] = ""
     #: Whether a job can be submitted that does not use a certain host.

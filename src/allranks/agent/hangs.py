@@ -58,16 +58,11 @@ class _Stand:
 
 
 class HangWatch:
-    """Watches the ranks of this node.
-
-    Attributes:
-        quiet: what is known of them if they have not advanced for too long; else None.
-        advanced: when one of them last has, in seconds since 1970; None before they start.
-    """
+    """Watches the ranks of this node."""
 
     def __init__(self, node: NodeSpec, folder: Path, index: LogIndexWriter) -> None:
-        self.quiet: Quiet | None = None
-        self.advanced: float | None = None
+        self.quiet: Quiet | None = None  # What is known of the ranks if they have not advanced for too long.
+        self.advanced: float | None = None  # When one last did, in seconds since 1970; None before they start.
         self._timeout, self._node, self._folder, self._index = node.hang_timeout, node.node, folder, index
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._pids: dict[int, int] = {}
@@ -202,24 +197,18 @@ def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class HangJudge:
-    """Decides for all nodes of a generation whether it hangs, and what follows.
-
-    Attributes:
-        hang: what is recorded of the hang; None while ranks advance.
-    """
+    """Decides for all nodes of a generation whether it hangs, and what follows."""
 
     def __init__(self, node: NodeSpec) -> None:
-        self.hang: dict[str, Any] | None = None
+        self.hang: dict[str, Any] | None = None  # What is recorded of the hang; None while ranks advance.
         self._policy = node.on_hang
         self._end_time = float(os.environ.get(contract.END_TIME) or 0)
         self._is_watched = bool(os.environ.get(contract.TERMINAL))
 
     def judge(self, reports: Sequence[Quiet | None], left: Collection[int] = ()) -> tuple[str, dict[str, Any]] | None:
-        """Return an event to record, with its fields, if something has changed.
+        """Return an event to record, with its fields, if the ``reports`` of nodes with living ranks show a change.
 
-        Args:
-            reports: of the nodes with living ranks.
-            left: the ranks of other nodes, all of which have exited.
+        ``left`` are the ranks of other nodes, all of which have exited.
         """
         if not reports:
             return None

@@ -28,19 +28,13 @@ class StopRequest:
     """The first request to stop the run; a later one means that the user is in a hurry.
 
     ``early``, which does not return, is called for a signal that comes before :meth:`ready`.
-
-    Attributes:
-        signal: the signal to end the ranks with, once there is a request.
-        why: its source.
-        hurry: whether the ranks are to be killed without waiting for them.
-        warned: whether a warning came.
     """
 
     def __init__(self, early: Callable[[StopRequest], None]) -> None:
-        self.signal: signal.Signals | None = None
-        self.why = ""
-        self.hurry = False
-        self.warned = False
+        self.signal: signal.Signals | None = None  # To end the ranks with, once there is a request.
+        self.why = ""  # The source of the request.
+        self.hurry = False  # Whether the ranks are to be killed without waiting for them.
+        self.warned = False  # Whether a warning came.
         self._early: Callable[[StopRequest], None] | None = early
         self._lifeline = 0 if os.environ.get(contract.LIFELINE) else None
         self._since = 0.0

@@ -36,15 +36,10 @@ _OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND, contract.NOTIFY_W
 
 @dataclass(frozen=True)
 class ValueSource:
-    """Where a value comes from.
-
-    Attributes:
-        kind: the layer.
-        where: the place in it: ``--nproc-per-node``, ``NPROC_PER_NODE``, ``job.yaml:7``; empty for defaults.
-    """
+    """Where a value comes from: the layer, and the place in it."""
 
     kind: SourceKind
-    where: str = ""
+    where: str = ""  # --nproc-per-node, NPROC_PER_NODE, job.yaml:7; empty for defaults.
 
     def __str__(self) -> str:
         """Write it as in ``job file job.yaml:7``."""

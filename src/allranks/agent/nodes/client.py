@@ -41,23 +41,16 @@ Wait = Callable[[float], object]
 
 
 class CoordinatorClient:
-    """This node among the nodes. On node 0 it drives the ``coordinator``, and connects to it as others do.
-
-    Attributes:
-        generation: the newest one, from when it is to start until it is over.
-        shall_end: whether the ranks are to be ended.
-        goes_on_without: whether a node of this generation is lost, and another generation can start anyway.
-        again: the message about the restart that follows when all nodes have ended their ranks.
-        outcome: of the attempt, once it is over.
-    """
+    """This node among the nodes. On node 0 it drives the ``coordinator``, and connects to it as others do."""
 
     def __init__(
         self, node: NodeSpec, key: bytes, stop: StopRequest, events: EventWriter, coordinator: Coordinator | None
     ) -> None:
-        self.generation: Generation | None = None
-        self.shall_end = self.goes_on_without = False
-        self.again: Message | None = None
-        self.outcome: Outcome | None = None
+        self.generation: Generation | None = None  # The newest one, from when it is to start until it is over.
+        self.shall_end = False  # Whether the ranks are to be ended.
+        self.goes_on_without = False  # Whether a node of this generation is lost, and another can start anyway.
+        self.again: Message | None = None  # The restart that follows when all nodes have ended their ranks.
+        self.outcome: Outcome | None = None  # Of the attempt, once it is over.
         self._node = node
         self._name = name_of(node.node, socket.gethostname())
         self._where = f"{node.master_addr}:{node.master_port}"

@@ -59,12 +59,7 @@ class Backoff:
 
 
 class WorkerGroup:
-    """The ranks of this node, whose logs are in ``folder``. It decides nothing: its callers do.
-
-    Attributes:
-        first_failure: the global rank that failed first, and its end, if it is to blame for what follows.
-        hangs: whether its ranks advance.
-    """
+    """The ranks of this node, whose logs are in ``folder``. It decides nothing: its callers do."""
 
     def __init__(
         self,
@@ -76,6 +71,7 @@ class WorkerGroup:
         stop: StopRequest,
         hangs: HangWatch,
     ) -> None:
+        #: The global rank that failed first, and its end, if it is to blame for what follows.
         self.first_failure: tuple[int, RankExit] | None = None
         self.hangs = hangs
         self._node = node
