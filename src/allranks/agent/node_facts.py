@@ -59,12 +59,7 @@ class NodeFacts:
             self._kernel = None
 
     def collect(self, pids: Collection[int], *, was_killed: bool) -> list[str]:
-        """Return what is known without the GPUs' driver, after 2 s at most.
-
-        Args:
-            pids: the process ids of the ranks.
-            was_killed: the rank got SIGKILL.
-        """
+        """Return what is known without the GPUs' driver, within 2 s; ``was_killed``: a rank of ``pids`` got SIGKILL."""
         self._deadline = time.monotonic() + _SECONDS
         # In a thread: what hangs must not keep the agent from ending the other ranks.
         self._thread = threading.Thread(

@@ -104,10 +104,7 @@ class ChildAgent:
     """A node's agent, our child in a session of its own: a terminal's signals reach it through us alone.
 
     Args:
-        command: the agent's command.
-        environ: its complete environment.
-        log: file for its output.
-        mode: permissions of that file.
+        log: file for its output, with the permissions ``mode``.
         attached: whether it ends with us. The pipe to its stdin is its lifeline then, which the kernel closes.
         stdin: the rank that reads our stdin, where it is attached.
         held: whether it starts no ranks before :meth:`release`; it is attached.

@@ -183,9 +183,7 @@ def _through_ssh(host: Host) -> tuple[str, ...]:
 class Fetcher:
     """Fetches now and then what the machines of a run write; does nothing for a run whose machines share its directory.
 
-    Args:
-        folder: directory of the run here.
-        handle: the run's: its nodes, where the copies are on them, and the working directory here.
+    ``folder`` is the run's directory here.
     """
 
     def __init__(self, folder: Path, handle: Handle) -> None:
