@@ -18,7 +18,7 @@ from harness import NOT_USUAL, PYTHON, TORCHRUN, in_turn, report, workplace
 from start import SCRIPT
 
 from allranks import contract
-from allranks.launch.submit import copy_node_code
+from allranks.record.files import copy_node_code
 from allranks.record.spec import NodeSpec
 
 NODES = (0, 1)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.launch.submit import copy_node_code
 from allranks.record import key
+from allranks.record.files import copy_node_code
 from allranks.system.processes import marked
 from node_orders import NODE
 from waiting import PATIENCE

@@ -16,8 +16,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-from allranks.agent.workers.rank import _renew_interpreter, _reset_signals
-from allranks.agent.workers.script import run_as_main
+from allranks.agent.workers.rank import _renew_interpreter, _reset_signals, run_as_main
 
 LENGTH = struct.Struct("!I")
 _FIRST_OWN_DESCRIPTOR, _MOST_DESCRIPTORS = 3, 4096

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.launch.submit import copy_node_code
+from allranks.record.files import copy_node_code
 from allranks.record.logindex import LogIndexReader
 from allranks.system.processes import marked, variable_of
 from waiting import is_alive, wait_for

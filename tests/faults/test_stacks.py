@@ -159,7 +159,7 @@ Thread 0x00007f02 (most recent call first):
 {header}
   File "/home/me/it's train.py", line 41 in load
   File "/home/me/it's train.py", line 88 in <module>
-  File "/run/code/allranks/agent/workers/script.py", line 35 in run_as_main
+  File "/run/code/allranks/agent/workers/rank.py", line 35 in run_as_main
   File "/run/code/allranks/agent/main.py", line 65 in main
 """
     found = parse(dump, 3, 1)

@@ -38,16 +38,11 @@ class BatchJob:
 
     A scheduler that starts one command on one host defines :meth:`hosts`, :meth:`command`, :meth:`requeue` and
     :meth:`submit`. One that starts all tasks itself defines :meth:`run` and :meth:`place` instead of ``command``.
-
-    Attributes:
-        id: the job's id.
-        array_task: the number of its task if it is of an array.
-        number: one that no other job has at the time.
     """
 
     id: str
-    array_task: str | None = None
-    number: int
+    array_task: str | None = None  # The number of its task if it is of an array.
+    number: int  # One that no other job has at the time.
     #: The variable with the directory in which the job was submitted.
     submit_dir: ClassVar[str] = ""
     #: Whether a job can be submitted that does not use a certain host.
@@ -58,11 +53,7 @@ class BatchJob:
         self.variables = schedulers.load(orders.module)
 
     def hosts(self) -> Sequence[str]:
-        """Return the different hosts of the job, in the order of their nodes' numbers.
-
-        Raises:
-            LaunchError: they cannot be found out, or are not those that the job needs.
-        """
+        """Return the job's hosts by their nodes' numbers; raise a LaunchError if they are not those that it needs."""
         raise NotImplementedError
 
     def distinct(self, hosts: Sequence[str], fix: str) -> list[str]:

@@ -47,36 +47,22 @@ Quiet = dict[str, Any]
 
 @dataclass
 class _Stand:
-    """Where a rank was seen to stand.
+    """Where a rank was seen to stand."""
 
-    Attributes:
-        start: the size that its file of stacks had before it was asked for the first time.
-        end: the size that it had before it was asked last.
-        frames: of its newest stack, innermost first.
-        places: the functions of each of its stacks.
-        stack: ``shown``; ``late``: it was asked and has written nothing; ``none``: it cannot write its stack.
-        collective: the one that is pending, by its newest answer, which may come after that with the stack.
-    """
-
-    start: int
-    end: int
-    frames: tuple[Frame, ...] = ()
-    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)
-    stack: str = "none"
-    collective: Collective | None = None
+    start: int  # The size that its file of stacks had before the first request.
+    end: int  # The size that it had before the last request.
+    frames: tuple[Frame, ...] = ()  # Of its newest stack, innermost first.
+    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # The functions of each of its stacks.
+    stack: str = "none"  # "shown"; "late": it has not answered the request; "none": it cannot write its stack.
+    collective: Collective | None = None  # The pending one, by its newest answer, which may come after the stack.
 
 
 class HangWatch:
-    """Watches the ranks of this node.
-
-    Attributes:
-        quiet: what is known of them if they have not advanced for too long; else None.
-        advanced: when one of them last has, in seconds since 1970; None before they start.
-    """
+    """Watches the ranks of this node."""
 
     def __init__(self, node: NodeSpec, folder: Path, index: LogIndexWriter) -> None:
-        self.quiet: Quiet | None = None
-        self.advanced: float | None = None
+        self.quiet: Quiet | None = None  # What is known of the ranks if they have not advanced for too long.
+        self.advanced: float | None = None  # When one last did, in seconds since 1970; None before they start.
         self._timeout, self._node, self._folder, self._index = node.hang_timeout, node.node, folder, index
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._pids: dict[int, int] = {}
@@ -109,7 +95,7 @@ class HangWatch:
             self._sample(alive)
         elif (self.quiet is None or self.quiet["moving"]) and now - max(self._since, self._moved) >= self._limit:
             self._samples = 0
-            self._ask(alive)
+            self._request_stacks(alive)
             self._next = now + _SAMPLE_SECONDS
 
     @property
@@ -138,19 +124,19 @@ class HangWatch:
     def _living(self, alive: Collection[int]) -> dict[int, int]:
         return {rank: pid for rank, pid in self._pids.items() if pid in alive}
 
-    def _ask(self, alive: Collection[int]) -> None:
+    def _request_stacks(self, alive: Collection[int]) -> None:
         living = self._living(alive)
         for rank in living:
             size = 0
             with suppress(OSError):
                 size = (self._folder / contract.rank_stacks(rank)).stat().st_size
             self._stands.setdefault(rank, _Stand(size, size)).end = size
-        asked = {*request(living.values())}
+        able = {*request(living.values())}
         for rank, pid in living.items():
-            self._stands[rank].stack = "late" if pid in asked else "none"
+            self._stands[rank].stack = "late" if pid in able else "none"
 
     def _sample(self, alive: Collection[int]) -> None:
-        """Read the stacks that ranks were asked for, and ask again or conclude."""
+        """Read the stacks that were requested of ranks, and request them again or conclude."""
         for rank, stand in self._stands.items():
             if stand.stack == "late" and (found := parse(self._dump(rank, stand.end), rank, self._node)):
                 stand.frames, stand.stack = found.frames[:_FRAMES], "shown"
@@ -160,7 +146,7 @@ class HangWatch:
         self._samples += 1
         moving = all(len(stand.places) > 1 for stand in self._stands.values())
         if not moving and self._samples < _SAMPLES:
-            self._ask(alive)
+            self._request_stacks(alive)
             return
         if moving:
             self._moved = time.monotonic()
@@ -211,24 +197,18 @@ def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class HangJudge:
-    """Decides for all nodes of a generation whether it hangs, and what follows.
-
-    Attributes:
-        hang: what is recorded of the hang; None while ranks advance.
-    """
+    """Decides for all nodes of a generation whether it hangs, and what follows."""
 
     def __init__(self, node: NodeSpec) -> None:
-        self.hang: dict[str, Any] | None = None
+        self.hang: dict[str, Any] | None = None  # What is recorded of the hang; None while ranks advance.
         self._policy = node.on_hang
         self._end_time = float(os.environ.get(contract.END_TIME) or 0)
         self._is_watched = bool(os.environ.get(contract.TERMINAL))
 
     def judge(self, reports: Sequence[Quiet | None], left: Collection[int] = ()) -> tuple[str, dict[str, Any]] | None:
-        """Return an event to record, with its fields, if something has changed.
+        """Return an event to record, with its fields, if the ``reports`` of nodes with living ranks show a change.
 
-        Args:
-            reports: of the nodes with living ranks.
-            left: the ranks of other nodes, all of which have exited.
+        ``left`` are the ranks of other nodes, all of which have exited.
         """
         if not reports:
             return None

@@ -40,18 +40,12 @@ _WORKER = "pt_data_worker"
 class Heartbeat:
     """A file in the node's directory that changes every few seconds; with it goes what else is recorded all the time.
 
-    Args:
-        folder: the node's directory.
-        mode: permissions of its files.
-        is_alone: whether the job has this node only, so that no link between nodes can be slow.
-
-    Attributes:
-        index: of the logs of the node's ranks.
-        advanced: returns when one of the ranks last advanced, in seconds since 1970, if that is known.
+    ``is_alone``: whether the job has this node only, so that no link between nodes can be slow.
     """
 
     def __init__(self, folder: Path, mode: int, *, is_alone: bool = False) -> None:
-        self.index = LogIndexWriter(folder, mode)
+        self.index = LogIndexWriter(folder, mode)  # Of the logs of the node's ranks.
+        #: Returns when one of the ranks last advanced, in seconds since 1970, if that is known.
         self.advanced: Callable[[], float | None] = lambda: None
         self._usage = Usage(folder / contract.USAGE, mode, is_alone=is_alone)
         self._stacks = StackRequests(folder, mode)

@@ -139,11 +139,7 @@ def is_placed(environ: Mapping[str, str]) -> bool:
 
 
 def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
-    """Return the orders with this node's place in them; as they are if the environment has none.
-
-    Raises:
-        LaunchError: a variable of the place is missing or invalid.
-    """
+    """Return the orders with this node's place, if the environment has one; raise a LaunchError if that is invalid."""
     if not is_placed(environ):
         return spec
     needed = (*contract.OF_A_NODE, contract.ATTEMPT)

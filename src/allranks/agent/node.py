@@ -9,7 +9,7 @@ import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from allranks import contract
 from allranks.agent.hangs import HangJudge, HangWatch
@@ -25,8 +25,40 @@ from allranks.system.processes import marked, signal_process, variable_of
 
 if TYPE_CHECKING:
     from allranks.agent.network import NetworkSetting
+    from allranks.record.notify import Notifier
 
 _POLL_SECONDS = 0.05
+#: Events of an agent that are worth a notification.
+_NOTIFIED = {contract.AGENT_STARTED: "start", contract.RESTART: "requeue", contract.ENDED: "end"}
+
+
+class _NotifyingWriter(EventWriter):
+    """Writes an agent's events, and notifies of some of them.
+
+    ``has_supervisor``: whether that notifies of the start and the end of an attempt.
+    """
+
+    def __init__(self, path: Path, mode: int, notifier: Notifier, *, has_supervisor: bool) -> None:
+        super().__init__(path, mode)
+        self._notifier = notifier
+        self._notified = {contract.RESTART: "requeue"} if has_supervisor else _NOTIFIED
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event, and notify of it; at the end, wait for that, and record what could not be sent."""
+        super().write(kind, **fields)
+        if event := self._notified.get(kind):
+            facts: dict[str, Any] = {"state": fields.get("state", "RUNNING")}
+            if kind == contract.ENDED:
+                facts |= {name: fields[name] for name in ("exit_code", "reason")}
+                event = "failure" if facts["state"] == "FAILED" else event
+            elif kind == contract.RESTART:
+                rank = fields["because_of_rank"]
+                why = "a node was lost or came, or no rank advanced" if rank is None else f"rank {rank} failed"
+                facts |= {"restart": fields["restart"], "reason": why}
+            self._notifier.send(event, **facts)
+        if kind == contract.ENDED:
+            for name, problem in self._notifier.finish():
+                super().write(contract.NOTIFY_FAILED, event=name, problem=problem)
 
 
 def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
@@ -37,12 +69,11 @@ def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
     run = Path(node.run_dir)
     if node.node or not (run / contract.NOTIFY_FILE).exists():
         return EventWriter(path, node.file_mode)
-    from allranks.agent.notify import NotifyingWriter  # A job without notifications starts sooner without them.
-    from allranks.record.notify import Notifier
+    from allranks.record.notify import Notifier  # A job without notifications starts sooner without them.
 
     has_supervisor = (run / contract.BATCH_ORDERS).exists()
     notifier = Notifier(run, node.attempt, umask=umask)
-    return NotifyingWriter(path, node.file_mode, notifier, has_supervisor=has_supervisor)
+    return _NotifyingWriter(path, node.file_mode, notifier, has_supervisor=has_supervisor)
 
 
 @dataclass(frozen=True)

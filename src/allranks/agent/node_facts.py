@@ -23,7 +23,7 @@ _SECONDS = 2.0
 #: How long before that a command is killed, so that the agent does not leave it behind.
 _TO_END = 0.2
 #: Messages of the kernel that can explain the end of a process, and how much of them is recorded.
-_TELLING = re.compile(
+_RELEVANT = re.compile(
     r"Xid|NVRM: GPU|fallen off the bus|[Oo]ut of memory: |Memory cgroup out of memory|segfault at|traps: .* trap"
     r"|general protection|Hardware Error|EDAC .* UE|AER: .*(?:[Ff]atal|Uncorrect)|I/O error|server \S+ not responding"
     r"|blocked for more than|remounting filesystem read-only"
@@ -59,12 +59,7 @@ class NodeFacts:
             self._kernel = None
 
     def collect(self, pids: Collection[int], *, was_killed: bool) -> list[str]:
-        """Return what is known without the GPUs' driver, after 2 s at most.
-
-        Args:
-            pids: the process ids of the ranks.
-            was_killed: the rank got SIGKILL.
-        """
+        """Return what is known without the GPUs' driver, within 2 s; ``was_killed``: a rank of ``pids`` got SIGKILL."""
         self._deadline = time.monotonic() + _SECONDS
         # In a thread: what hangs must not keep the agent from ending the other ranks.
         self._thread = threading.Thread(
@@ -129,7 +124,7 @@ def _open_kernel_log() -> int | None:
 
 
 def _new_lines(descriptor: int) -> list[str]:
-    """Return the telling messages of the kernel's log that were not read yet, the newest ones."""
+    """Return the relevant messages of the kernel's log that were not read yet, the newest ones."""
     found, size = [], 0
     while size < _KERNEL_BYTES:
         try:
@@ -140,7 +135,7 @@ def _new_lines(descriptor: int) -> list[str]:
             break  # There are no more.
         size += len(record)
         text = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
-        if _TELLING.search(text):
+        if _RELEVANT.search(text):
             found.append(text[:_LONGEST])
     return found[-_MOST_LINES:]
 

@@ -51,7 +51,7 @@ class Decision:
     without: str | None = None  # The host that the next attempt must not use.
 
 
-def begins(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
+def may_start(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
     """Return whether an attempt is to start its ranks; if not, that is recorded and printed."""
     folder = run / contract.attempt_dir(attempt)
     # A job that the scheduler has put back keeps its id; another one was named when it was submitted.
@@ -86,7 +86,7 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob, notifi
             notifier.send("requeue", state="PENDING", exit_code=exit_code, reason=why)
             notifier.report(_NOTIFY_SECONDS)  # The scheduler may give this process a few seconds alone.
 
-        decision = go_on(run, attempt, decision, job, notify)
+        decision = start_next(run, attempt, decision, job, notify)
     _record(folder, decision)
     if decision.again or decision.given_up:  # Else the ranks' own last words are those that count.
         word = "another attempt follows" if decision.again else "no other attempt"
@@ -158,14 +158,13 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
         return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
     if not noted or attempt - first < _FRUITLESS:
         return None
-    last = attempt - 1
-    best, before = (
-        max((note.step for note in noted if note.attempt <= number), default=0) for number in (last, last - _FRUITLESS)
-    )
+    newest = attempt - 1 - _FRUITLESS
+    best = max((note.step for note in noted if note.attempt < attempt), default=0)
+    before = max((note.step for note in noted if note.attempt <= newest), default=0)
     return f"{_FRUITLESS} attempts in a row came no further than step {best}" if best == before else None
 
 
-def go_on(
+def start_next(
     run: Path, attempt: int, decision: Decision, job: BatchJob, notify: Callable[[], None] = lambda: None
 ) -> Decision:
     """Requeue the job, or submit another one; return which was done, or why none could be.

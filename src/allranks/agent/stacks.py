@@ -2,45 +2,111 @@
 
 Only that of the main thread, which gets the signal: to walk the frames of threads that run can crash the process
 (python/cpython issue 116008). A system call that the signal interrupts is restarted by the kernel or by Python.
+
+With the stack comes the collective that the rank has started and not completed, from torch's flight recorder: torch
+records the newest collectives of each process group by itself (TORCH_FR_BUFFER_SIZE, by default 2000). It gives them to
+the process alone that records them: a thread of each rank sleeps in a system call until the agent requests them. It
+needs the interpreter's lock, which ranks give away while they wait for others.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import faulthandler
 import json
 import os
+import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.agent import flight_recorder
+from allranks.record.stacks import COLLECTIVE, Collective
 from allranks.system.processes import catches, ignores, signal_process, stuck_state
 
-#: One that no library and no scheduler is known to use.
-_SIGNAL = signal.SIGRTMAX - 1
+#: For a stack, and for a collective: two that no library and no scheduler is known to use.
+_STACK, _PENDING = signal.SIGRTMAX - 1, signal.SIGRTMAX - 2
 _LOOK_SECONDS = 1.0
+#: torch's functions for NCCL and for other backends: a rank may use both.
+_DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
+_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1}
+#: The main thread has written its stack if the file has not grown for so long.
+_QUIET_SECONDS = 0.1
+
+
+# --- in a rank ---
 
 
 def enable(path: Path, mode: int) -> None:
-    """Have this process write the Python stack of its main thread to a file when it is asked for it.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
+    """Have this process write the Python stack of its main thread to a file, which it creates, on request."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
     os.fchmod(descriptor, mode)  # Whatever the user's umask is, which the rank has.
-    faulthandler.register(_SIGNAL, os.fdopen(descriptor, "wb", 0), all_threads=False)
+    faulthandler.register(_STACK, os.fdopen(descriptor, "wb", 0), all_threads=False)
     if "torch" in sys.modules:
-        flight_recorder.serve(descriptor)
+        _serve_collectives(descriptor)
+
+
+def _serve_collectives(descriptor: int) -> None:
+    """Have this process write its pending collective to a file, behind its stack, each time it gets ``_PENDING``."""
+    # Ignored if the script unblocks it; while it is blocked it waits for sigwait() all the same.
+    signal.signal(_PENDING, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with contextlib.suppress(RuntimeError):  # The system allows no thread: there is a stack only.
+            # Not one of threading's, which scripts list and join.
+            _thread.start_new_thread(_write_collectives, (descriptor,))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*before, _PENDING})
+
+
+def _write_collectives(descriptor: int) -> None:
+    while True:
+        signal.sigwait({_PENDING})
+        size = -1
+        while size != (size := os.fstat(descriptor).st_size):
+            time.sleep(_QUIET_SECONDS)
+        found = _pending_collective()
+        with contextlib.suppress(OSError):  # The disk is full.
+            os.write(descriptor, f"\n{COLLECTIVE}{json.dumps(found and asdict(found))}\n".encode())
+
+
+def _pending_collective() -> Collective | None:
+    """Return the oldest collective that this process has started and not completed, of all process groups.
+
+    Sends and receives are left out: two ranks of a pair are in different ones. None also where another version of torch
+    has other arguments, or another form.
+    """
+    entries: list[Mapping[str, Any]] = []
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, LookupError, pickle.UnpicklingError):
+        for name in _DUMPS:
+            if dump := getattr(sys.modules.get("torch._C._distributed_c10d"), name, None):
+                entries += pickle.loads(dump(includeStackTraces=False, onlyActive=True))["entries"]
+        # Over gloo no state but ``retired`` changes.
+        active = [each for each in entries if not (each["retired"] or each["is_p2p"] or each["state"] == "completed")]
+        return _described(min(active, key=lambda entry: entry["time_created_ns"])) if active else None
+    return None
+
+
+def _described(entry: Mapping[str, Any]) -> Collective:
+    name, group = entry["profiling_name"].rpartition(":")[2], entry["process_group"][0]
+    types, size = entry["input_dtypes"], 0
+    if _BYTES.keys() >= {*types}:  # Else it is not known, rather than that of some of the tensors.
+        size = sum(prod(shape) * _BYTES[dtype] for shape, dtype in zip(entry["input_sizes"], types, strict=True))
+    return Collective(name, entry["collective_seq_id"], size, group)
+
+
+# --- in the agent ---
 
 
 def _is_enabled(pid: int) -> bool:
     """Return whether a process has our handler: any other could pass the signal on, or be ended by it."""
-    if not catches(pid, _SIGNAL):
+    if not catches(pid, _STACK):
         return False
     try:
         with os.scandir(f"/proc/{pid}/fd") as links:
@@ -55,11 +121,11 @@ def request(pids: Iterable[int]) -> dict[int, bool]:
     Returns:
         The processes that do, and whether each adds its pending collective a little later.
     """
-    able = {pid: ignores(pid, flight_recorder.SIGNAL) for pid in pids if _is_enabled(pid)}
+    able = {pid: ignores(pid, _PENDING) for pid in pids if _is_enabled(pid)}
     for pid, has_recorder in able.items():
-        signal_process(pid, _SIGNAL)
+        signal_process(pid, _STACK)
         if has_recorder:
-            signal_process(pid, flight_recorder.SIGNAL)
+            signal_process(pid, _PENDING)
     return able
 
 
@@ -71,7 +137,7 @@ class StackRequests:
         self._next = 0.0
         self._newest = self._answered = 0  # A request may be there before this agent is.
         self._found: Collection[int] = ()
-        self._asked: dict[int, bool] = {}
+        self._able: dict[int, bool] = {}
 
     def tick(self, find: Callable[[], Collection[int]]) -> None:
         """Pass a new request on to the ranks whose process ids ``find`` returns, and answer it a second later."""
@@ -83,26 +149,24 @@ class StackRequests:
         elif (newest := self._requested()) != self._answered:
             self._newest = newest
             self._found = [*find()]
-            self._asked = request(self._found)
+            self._able = request(self._found)
 
     def _answer(self) -> None:
         self._answered = self._newest
+        pids = {
+            pid: {"stack": pid in self._able, "recorder": self._able.get(pid, False), "state": stuck_state(pid)}
+            for pid in self._found
+        }
         answer = self._folder / contract.STACKS
         temporary = answer.with_name(f".{answer.name}")
         try:
             for written in self._folder.glob(f"*{contract.STACKS_SUFFIX}"):
                 written.stat()  # Over NFS others see what a rank has written once its node is asked for the size.
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode), "w") as stream:
-                stream.write(json.dumps({"request": self._answered, "pids": self._told()}))
+                stream.write(json.dumps({"request": self._answered, "pids": pids}))
             temporary.replace(answer)
         except OSError:
             pass  # The disk is full or gone: the launcher says that this node did not answer.
-
-    def _told(self) -> dict[int, dict[str, Any]]:
-        return {
-            pid: {"stack": pid in self._asked, "recorder": self._asked.get(pid, False), "state": stuck_state(pid)}
-            for pid in self._found
-        }
 
     def _requested(self) -> int:
         try:

@@ -28,19 +28,13 @@ class StopRequest:
     """The first request to stop the run; a later one means that the user is in a hurry.
 
     ``early``, which does not return, is called for a signal that comes before :meth:`ready`.
-
-    Attributes:
-        signal: the signal to end the ranks with, once there is a request.
-        why: its source.
-        hurry: whether the ranks are to be killed without waiting for them.
-        warned: whether a warning came.
     """
 
     def __init__(self, early: Callable[[StopRequest], None]) -> None:
-        self.signal: signal.Signals | None = None
-        self.why = ""
-        self.hurry = False
-        self.warned = False
+        self.signal: signal.Signals | None = None  # To end the ranks with, once there is a request.
+        self.why = ""  # The source of the request.
+        self.hurry = False  # Whether the ranks are to be killed without waiting for them.
+        self.warned = False  # Whether a warning came.
         self._early: Callable[[StopRequest], None] | None = early
         self._lifeline = 0 if os.environ.get(contract.LIFELINE) else None
         self._since = 0.0
@@ -60,11 +54,7 @@ class StopRequest:
         self._early = None
 
     def check(self) -> None:
-        """Handle a request.
-
-        Raises:
-            StopRequestedError: there is one, and this was not raised for it before.
-        """
+        """Raise a StopRequestedError for a request, once."""
         if self.signal is None and self._launcher_is_gone():
             self.request(signal.SIGTERM, "the launcher is gone")
         if self.signal is not None and not self._is_handled:

@@ -45,11 +45,7 @@ class Stores:
         self._import_error: Exception | None = None
 
     def import_torch(self) -> None:
-        """Import torch, unless that is over; wait for the import if a thread does it.
-
-        Raises:
-            LaunchError: torch cannot be imported.
-        """
+        """Import torch unless that is over, or wait for the thread that does; raise a LaunchError if it fails."""
         if self._import:
             self._import.join()
         elif not self._is_import_over:
@@ -78,11 +74,7 @@ class Stores:
         return port
 
     def tick(self) -> None:
-        """Start to import torch in a thread if a rank has connected; serve the store once torch is there.
-
-        Raises:
-            LaunchError: torch cannot be imported.
-        """
+        """Import torch in a thread once a rank connects, then serve the store; raise a LaunchError if that fails."""
         if self._listener is None:
             return
         if not self._is_import_over:
@@ -151,11 +143,7 @@ def _serve(address: str, listener: socket.socket) -> TCPStore:
 
 
 def listen(address: str | None, port: int | None) -> socket.socket:
-    """Listen at an address of this machine, at all of them if None; on a free port if ``port`` is None.
-
-    Raises:
-        LaunchError: the port is in use, no port is free, or the address is not of this machine.
-    """
+    """Listen on a port (None: a free one) of an address of ours (None: all); raise a LaunchError if that fails."""
     where = f"{address}:{port or 0}"
     fix = "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine"
     if address is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from allranks.agent import requeue
 from allranks.agent.batch_job import BatchJob, this_job
 from allranks.agent.heartbeat import complain
 from allranks.errors import AllranksError, RunFolderError
+from allranks.record.files import copy_node_code
 from allranks.record.notify import Notifier
 from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system import schedulers
@@ -89,36 +89,15 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
     for name, text in files.items():
         new.write_text(text, encoding="utf-8", errors="surrogateescape")
         new.replace(run / name)
-    _copy_code(new, run / contract.CODE, parts["supervisor"]["module"])
+    if not (run / contract.CODE).exists():
+        other = schedulers.file_to_copy(parts["supervisor"]["module"])
+        copy_node_code(new, [other] if other else [], (*contract.NODE_CODE, *contract.DIAGNOSIS_CODE))
+        new.replace(run / contract.CODE)  # Other tasks of an array write the same.
     os.umask(0o077)
     with suppress(FileExistsError), (run / contract.KEY_FILE).open("x") as file:
         file.write(secrets.token_hex(32) + "\n")  # The first one counts.
     os.umask(users_umask)
     main(rest)
-
-
-def _copy_code(new: Path, target: Path, module: str) -> None:
-    """Copy what nodes need of this package to the run's directory, with its compiled form.
-
-    Unless another task of an array was quicker. The scheduler's module goes with it if another package has it.
-    """
-    if target.exists():
-        return
-    package = contract.installation()
-    parts = (*contract.NODE_CODE, *contract.DIAGNOSIS_CODE, "__pycache__")
-    needed = {Path(part).parts[0] for part in parts}
-
-    def others(folder: str, names: list[str]) -> set[str]:
-        return {*names} - needed if Path(folder) == package else set()
-
-    shutil.copytree(package, new / package.name, ignore=others)
-    shutil.copy(package / "agent" / "__main__.py", new)
-    if file := schedulers.file_to_copy(module):
-        shutil.copy(file, new)
-    try:
-        new.rename(target)
-    except OSError:
-        shutil.rmtree(new)
 
 
 def _task_folder(run: Path, task: str, script: str) -> Path:
@@ -153,7 +132,7 @@ def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob, notifi
     """Run the ranks on all nodes; return the exit code, which an error makes 1: it is recorded whatever happens."""
     most, node, folder = orders.max_attempts, job.node, run / contract.attempt_dir(attempt)
     try:
-        if attempt and most is not None and not requeue.begins(run, attempt, most, job):
+        if attempt and most is not None and not requeue.may_start(run, attempt, most, job):
             return 1
         notifier.send("start", state="RUNNING")
         hosts = job.hosts()
@@ -198,14 +177,14 @@ def _in_a_line(error: AllranksError | OSError) -> str:
 def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob, notifier: Notifier) -> None:
     """Record the exit code, decide about another attempt, remove secrets that no other one needs, and notify."""
     folder = run / contract.attempt_dir(attempt)
-    goes_on = False
+    continues = False
     try:
         (folder / contract.EXIT).write_text(f"{code}\n")
         if orders.max_attempts is not None:
-            goes_on = requeue.follows(run, attempt, code, orders.max_attempts, job, notifier)
-        if orders.removes_secrets and not (goes_on or (folder / contract.TERMINATED).exists()):
+            continues = requeue.follows(run, attempt, code, orders.max_attempts, job, notifier)
+        if orders.removes_secrets and not (continues or (folder / contract.TERMINATED).exists()):
             (run / contract.SECRETS_FILE).unlink(missing_ok=True)
-        if not goes_on:
+        if not continues:
             state = _state(folder, code, job)
             facts = {"reason": "it reached its time limit"} if state == "TIMEOUT" else {}
             event = "failure" if state in ("FAILED", "TIMEOUT") else "end"

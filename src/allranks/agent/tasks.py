@@ -36,7 +36,7 @@ Command = Callable[[str, Sequence[str]], list[str]]
 #: long agents may take to end on a slow machine.
 _PATIENCE = max(5, contract.full_wait(15))
 #: Seconds in which a file that another node has written is seen here.
-_HEARD = contract.full_wait(5)
+_SEEN_SECONDS = contract.full_wait(5)
 #: Seconds in which a starter ends after its task: of the 10 that PBS leaves a job it ends, most are for saving.
 _STARTER_ENDS = 2.0
 _POLL_SECONDS = 1.0
@@ -165,7 +165,7 @@ class Tasks:
         if code is not None:
             return code
         if not task.is_lost:
-            task.deadline = task.deadline or now + _HEARD
+            task.deadline = task.deadline or now + _SEEN_SECONDS
             if now < task.deadline:
                 return None
             task.is_lost = True

@@ -150,7 +150,7 @@ def _sent_along(facts: Collection[str]) -> list[Path]:
 
 def program(request: ProbeRequest, extra: Sequence[Path] = ()) -> str:
     """Return what the bootstrap reads: the request, and a zip archive of the code with ``extra`` modules."""
-    from allranks.launch.submit import copy_node_code
+    from allranks.record.files import copy_node_code
 
     archive = BytesIO()
     copy_node_code(archive, extra, contract.PROBE_CODE)

@@ -155,8 +155,7 @@ def carry_out(
         live.status = StatusLines(run, metrics)
     _follow(run, started, kind, live, news)
     _finish(recording)
-    from allranks.launch.notify import notify_end
-    from allranks.launch.refresh import observed
+    from allranks.launch.refresh import notify_end, observed
 
     run = observed(run, kind)
     try:

@@ -20,23 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is made from.
-
-    Attributes:
-        job: the job.
-        folder: absolute directory that relative paths of the job are relative to.
-        run_dir: absolute directory of the run.
-        environ: the calling environment.
-        standalone: whether the script is all there will be: nothing makes the run's directory before it starts.
-        node_rank: which node of the job this machine is, where the user starts each node by hand.
-    """
+    """What a plan is made from."""
 
     job: Job
-    folder: Path
-    run_dir: Path
-    environ: Mapping[str, str]
-    standalone: bool = False
-    node_rank: int | None = None
+    folder: Path  # Absolute, that relative paths of the job are relative to.
+    run_dir: Path  # Absolute.
+    environ: Mapping[str, str]  # The calling environment.
+    standalone: bool = False  # Whether the script is all there will be: nothing makes the run's directory before.
+    node_rank: int | None = None  # Which node of the job this machine is, where the user starts each by hand.
 
 
 class Started(Protocol):
@@ -62,20 +53,12 @@ class Started(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """A program that probes each node of a job before there are agents.
+    """A program that probes each node of a job before there are agents."""
 
-    Attributes:
-        script: lines of bash that set the node up and become the program, which reads ``program`` from its stdin. The
-            first argument is the node's number.
-        program: what the program is.
-        folder: a directory here where both may be left for nodes that see it.
-        seconds: after which a node counts as one that does not answer.
-    """
-
-    script: str
-    program: str
-    folder: Path
-    seconds: float
+    script: str  # Bash that sets the node up and becomes the program; its first argument is the node's number.
+    program: str  # What the program is, which it reads from its stdin.
+    folder: Path  # A directory here where both may be left for nodes that see it.
+    seconds: float  # After which a node counts as one that does not answer.
 
 
 @dataclass(frozen=True)
@@ -181,11 +164,7 @@ class ClusterKind(Protocol):
         return
 
     def cancel(self, run: Run) -> None:
-        """End a run and wait until nothing of it is left.
-
-        Raises:
-            LaunchError: a machine cannot be reached, or something of the run does not end.
-        """
+        """End a run and wait until nothing of it is left; raise a LaunchError if that cannot be done."""
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what this kind's own log, of an agent or of a scheduler, reports of the newest attempt's end."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch import query, scheduler
+from allranks.clusters.batch import scheduler
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
@@ -127,7 +127,8 @@ def parse_ended(job_id: str, records: str) -> JobInfo | None:
     """Read what qacct says of a job's end. An attempt has a record of its own, and so may a task on another node."""
     last: dict[str, JobInfo] = {}
     for text in re.split(r"^=+$", records, flags=re.MULTILINE)[1:]:
-        record = {name: value.strip() for name, _, value in (line.partition(" ") for line in text.splitlines())}
+        pairs = (line.partition(" ") for line in text.splitlines())
+        record = {name: value.strip() for name, _, value in pairs}
         last[record["taskid"]] = _ended(job_id, record)
     return overall(last.values())
 
@@ -156,18 +157,18 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
 def query_job(job_id: str) -> JobInfo | None:
     """Query the state of a job; None if there is no record of it, as of one that was deleted before it started."""
     environ, command = {**os.environ, "TZ": "UTC0", "LC_ALL": "C"}, ("qstat", "-j", job_id, "-xml")
-    shown = query.run_patiently(GRID_ENGINE, command, environ)
+    shown = GRID_ENGINE.run_patiently(command, environ)
     if shown.code and not re.search(GRID_ENGINE.gone, shown.out + shown.err):
         raise GRID_ENGINE.refusal(command, shown.code, shown.out + shown.err)
-    info = parse(job_id, shown.out, query.run_patiently(GRID_ENGINE, ("qstat", "-xml"), environ).out)
-    return info or parse_ended(job_id, query.run_patiently(GRID_ENGINE, ("qacct", "-j", job_id), environ).out)
+    info = parse(job_id, shown.out, GRID_ENGINE.run_patiently(("qstat", "-xml"), environ).out)
+    return info or parse_ended(job_id, GRID_ENGINE.run_patiently(("qacct", "-j", job_id), environ).out)
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query whether the job of a plan's script could ever start: qsub -w v checks that, and submits nothing."""
     queue = re.search(r"^#\$ -q (\S+)", plan.files[0].text, re.MULTILINE)
     where = f"queue {queue[1]}" if queue else "the queues"
-    done = query.run(GRID_ENGINE, ("qsub", "-w", "v"), environ, sent=plan.files[0].text)
+    done = GRID_ENGINE.run(("qsub", "-w", "v"), environ, sent=plan.files[0].text)
     if done.code == 0:
         return Feasibility(where)
     error = GRID_ENGINE.refusal(("qsub",), done.code, done.out + done.err)
@@ -194,11 +195,7 @@ def nodes_there(environ: Mapping[str, str]) -> int:
 
 
 def directives(job: Job, nproc: int) -> Iterator[Directive]:
-    """Yield what qsub is asked for; ``nproc`` is the number of ranks on a node.
-
-    Raises:
-        JobError: the job asks for what Grid Engine cannot do.
-    """
+    """Yield what qsub is asked for, with ``nproc`` ranks on a node; raise a JobError for what it cannot do."""
     own, requested, resources, (_, nodes) = lines_of(job, "#$"), job.scheduler, job.resources, job.resources.nodes
     slots = resources.cpus_per_node or (nproc if job.launch.is_direct else 1)
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")

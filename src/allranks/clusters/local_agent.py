@@ -54,11 +54,7 @@ def send(handle: Handle, number: int) -> None:
 
 
 def end_marked(name: str, value: str, patience: float) -> bool:
-    """End every process that was started with a variable of that value: SIGTERM, patience, SIGKILL.
-
-    Returns:
-        Whether none is left.
-    """
+    """End all processes that were started with a variable of that value; return whether none is left."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _KILL_SECONDS)):
         for pid in processes.marked(name, value):
             processes.signal_process(pid, number)
@@ -109,10 +105,7 @@ class ChildAgent:
     """A node's agent, our child in a session of its own: a terminal's signals reach it through us alone.
 
     Args:
-        command: the agent's command.
-        environ: its complete environment.
-        log: file for its output.
-        mode: permissions of that file.
+        log: file for its output, with the permissions ``mode``.
         attached: whether it ends with us. The pipe to its stdin is its lifeline then, which the kernel closes.
         stdin: the rank that reads our stdin, where it is attached.
         held: whether it starts no ranks before :meth:`release`; it is attached.

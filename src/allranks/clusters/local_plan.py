@@ -13,16 +13,8 @@ from allranks import contract
 from allranks.errors import JobError, PreflightError
 from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
-from allranks.plan.environment import (
-    environment_of,
-    missing_here,
-    only_over_ssh,
-    python_of,
-    unused_scheduler,
-    workdir_of,
-)
-from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
-from allranks.plan.notify import notify_files, notify_reasons
+from allranks.plan.environment import environment_of, python_of, workdir_of
+from allranks.plan.layout import agent_config, lay_out, notify_files, notify_reasons, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, become, export, node_script
 
@@ -169,8 +161,8 @@ class LocalPlanning:
             "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.is_direct,
         }
         yield from (note for note, is_requested in requested.items() if is_requested)
-        yield from missing_here(job, self._request.folder, self._request.environ)
-        yield from unused_scheduler(job)
-        yield from only_over_ssh(job)
+        yield from environment.missing_here(job, self._request.folder, self._request.environ)
+        yield from environment.unused_scheduler(job)
+        yield from environment.only_over_ssh(job)
         if self._is_plain:
             yield from plain.notes(job)

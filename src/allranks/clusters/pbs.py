@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from allranks.clusters import pbs_words
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
 from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, overall
@@ -27,7 +26,7 @@ from allranks.clusters.pbs_directives import LONGEST_NAME, directives, own, own_
 from allranks.clusters.pbs_words import Flavour, parse_jobs, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
 from allranks.job.units import parse_memory, reading
-from allranks.plan.directives import fits, plain_name, words_for_shell
+from allranks.plan.directives import plain_name, words_for_shell
 from allranks.plan.entry import name_of
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def flavour(environ: Mapping[str, str]) -> Flavour | None:
     if place is None:
         return None
     if place not in _FLAVOURS:
-        done = query.run(PBS, (place, "--version"), environ)
+        done = PBS.run((place, "--version"), environ)
         said = done.out + done.err
         found = re.search(r"(?im)(pbs_version *=)|^version: *\d", said)
         if not found:
@@ -76,7 +75,7 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     in_utc = {**(os.environ if environ is None else environ), "TZ": "UTC0"}
     for options in _QUERIES[flavour(in_utc) or "openpbs"]:
         command = ("qstat", *options.split(), *(("-t",) if "[]" in job_id else ()), job_id)
-        done = query.run_patiently(PBS, command, in_utc)
+        done = PBS.run_patiently(command, in_utc)
         if re.search(pbs_words.NOT_LIKE_THAT, done.err):
             continue
         if done.code and re.search(pbs_words.GONE, done.err):
@@ -108,19 +107,19 @@ _OTHER = "choose another scheduler.partition; qstat -Q lists the queues"
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query what PBS would do with a plan's script that is submitted in an environment."""
     script = plan.files[0].text
-    requested, queues = read_requested(script), parse(run_command(QUEUES, environ))
+    requested, queues = read_requested(script), parse(PBS.output(QUEUES, environ))
     if requested[0].partitions:
         name = requested[0].partitions[0]
         if "@" not in name and name not in queues:
             return Feasibility(f"queue {name}", [Issue(f"PBS has no queue {name}", _OTHER)])
     else:
-        servers = parse(run_command(SERVER, environ)).values()
+        servers = parse(PBS.output(SERVER, environ)).values()
         name = next((server["default_queue"] for server in servers if "default_queue" in server), "")
     queue = queues.get(name.partition("@")[0], {})
     against = [*limits(requested, name, queue)]
     # Other queues than those that execute jobs hand them on, to a server with other nodes.
     if not against and queue.get("queue_type", "").startswith("E"):
-        nodes = parse_nodes(run_command(NODES, environ))
+        nodes = parse_nodes(PBS.output(NODES, environ))
         against = lacking(script, nodes) + crowded(plan.nproc_per_node, "this PBS", nodes)
     return Feasibility(f"queue {name}" if name else "the default queue", against)
 
@@ -192,7 +191,8 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
         yield Issue(f"queue {name} takes no jobs", _OTHER)
     if queue.get("started") == "False":
         yield Issue(f"queue {name} starts no jobs now", f"wait, or {_OTHER}", is_final=False)
-    cpus, gpus = (sum(part.nodes * getattr(part, key) for part in requested) for key in ("cpus", "gpus"))
+    cpus = sum(part.nodes * part.cpus for part in requested)
+    gpus = sum(part.nodes * part.gpus for part in requested)
     for limit, reads, amount, of in (
         ("walltime", seconds, requested[0].time, "time"),
         ("nodect", reading, sum(part.nodes for part in requested), "nodes"),
@@ -214,11 +214,7 @@ _HERE = 'cd -- "$0" && export PATH="$1" && shift && exec "$@"'
 
 
 def nodes_there(environ: Mapping[str, str]) -> int:
-    """Count the hosts of the allocation that this is inside of.
-
-    Raises:
-        PreflightError: the file that names them is not here.
-    """
+    """Count the hosts of the allocation that this is inside of; raise a PreflightError if they are not known here."""
     named = environ.get("PBS_NODEFILE")
     try:
         return len(set(Path(named or "").read_text().split()))
@@ -237,7 +233,7 @@ def _additions(draft: Draft) -> Additions:
     job, requested, run_dir = draft.job, draft.job.scheduler, str(draft.request.run_dir)
     which = flavour_for(job, draft.request.environ)
     own_log = f"{run_dir}/{OWN_LOG_OF_TASKS if requested.array and which == 'openpbs' else OWN_LOG}"
-    names_log = fits(own_log) and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
+    names_log = own_log.isprintable() and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
     log = shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out'
     found = directives(job, draft.layout.nproc_per_node, own_log if names_log else None, which)
     return Additions(tuple(found), log=log, notes=_notes(draft, names_log))
@@ -302,5 +298,4 @@ PBS = Scheduler(
     logs=logs,
     log_noise=re.compile(r"pbsdsh: |pbs_tmrsh: "),
 )
-run_command = partial(query.run_command, PBS)
 PbsCluster = partial(BatchCluster, PBS)

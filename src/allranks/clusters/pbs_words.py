@@ -249,7 +249,8 @@ def _limit(text: str) -> JobReason | None:
     resource = re.search(r"on resource (\w+)", text)
     thing = _THINGS.get(resource[1], (resource[1], ""))[0] if resource else "jobs that run"
     queue = re.search(r"(?i)\bqueue (\S+?)(?:'s)?(?:\s|$)", text)
-    where = f"queue {queue[1]}" if queue else "a node" if text.startswith("Node") else "the server"
+    where = "a node" if text.startswith("Node") else "the server"
+    where = f"queue {queue[1]}" if queue else where
     return JobReason(f"{whose} reached the limit of {where} on {thing}")
 
 

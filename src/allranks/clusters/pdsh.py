@@ -128,13 +128,8 @@ def pdsh_command(
 ) -> tuple[str, ...]:
     """Build the command that runs a script of the run's directory on all machines.
 
-    How pdsh reaches them is the site's: its own default, and what PDSH_RCMD_TYPE and the like say.
-
-    Args:
-        folder: the run's directory, which all machines see.
-        script: file name of the script there.
-        words: its first arguments for each machine, by ``user@host`` or host, without commas.
-        common: its further arguments, the same for all.
+    Its first arguments are the ``words`` for each, by ``user@host`` or host, without commas; the ``common`` ones last.
+    How pdsh reaches machines is the site's: its own default, and what PDSH_RCMD_TYPE and the like say.
     """
     # pdsh names a machine without the user.
     table = [f"{parse_hosts([host])[0].name}={','.join(own)}" for host, own in words.items()]

@@ -65,11 +65,7 @@ def _refuse_on_login_node(loaded: LoadedJob, environ: Mapping[str, str]) -> None
 
 
 def load_kind(name: str) -> ClusterKind:
-    """Return the kind of that name.
-
-    Raises:
-        JobError: there is none.
-    """
+    """Return the kind of that name; raise a JobError if there is none."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         kind: ClusterKind = getattr(import_module(module), attribute)()

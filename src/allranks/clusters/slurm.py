@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters import slurm_words
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
 from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, UsableGpus, overall
@@ -58,12 +57,12 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     Returns None if neither knows it: without accounting that is so some minutes after the end.
     """
     in_utc = {**(os.environ if environ is None else environ), **_IN_UTC}
-    controller = run_command(about(job_id, *_SHOW), in_utc, gone=SLURM.gone)
+    controller = SLURM.output(about(job_id, *_SHOW), in_utc, gone=SLURM.gone)
     tasks = {task.job_id: task for task in parse_shown(controller)}
     if any(not task.state.is_final for task in tasks.values()):
         return overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
-        answer = run_command(about(job_id, *_ACCOUNT), in_utc, seconds=_ACCOUNTING_SECONDS)
+        answer = SLURM.output(about(job_id, *_ACCOUNT), in_utc, seconds=_ACCOUNTING_SECONDS)
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
         # ended long before others are in accounting alone.
         for task in (task for task in parse_accounted(answer) if task.state.is_final):
@@ -104,25 +103,17 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     script, in_utc = plan.files[0].text, {**environ, **_IN_UTC}
     requested, submit = read_requested(script, environ), plan.commands[0].command
     command = (submit[0], "--test-only", *submit[1:-1])  # It reads the script.
-    done = query.run(SLURM, command, in_utc, cwd=plan.workdir, sent=script)
+    done = SLURM.run(command, in_utc, cwd=plan.workdir, sent=script)
     printed = done.out + done.err
     refusal = plan.with_values(SLURM.refusal(command, done.code, printed))
     if SLURM.is_away(done):
         raise refusal
-    shown, lacks_nodes = run_command(("scontrol", "show", "partition"), in_utc), slurm_words.NO_SUCH_NODES in printed
-    partitions = against_each(shown, requested)
-    if requested.qos or all(partitions.values()):  # Its QOS could change something.
-        try:
-            of_qos = parse_qos(run_command(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
-        except LaunchError as error:
-            has_none = "not running a supported accounting_storage plugin" in (error.why or "")
-            of_qos = () if has_none else ("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"), 0
-        partitions = against_each(shown, requested, *of_qos)
+    partitions, lacks_nodes = _against_partitions(requested, in_utc), slurm_words.NO_SUCH_NODES in printed
     against = least(partitions.values(), takes=True)
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
         found = []
         for name in (name for name, issues in partitions.items() if not issues):
-            place, nodes = f"partition {name}", parse_nodes(run_command((*_NODES, f"--partition={name}"), in_utc))
+            place, nodes = f"partition {name}", parse_nodes(SLURM.output((*_NODES, f"--partition={name}"), in_utc))
             lacks = missing(requested, place, nodes, "sinfo --list-reasons") if lacks_nodes else []
             found.append(crowded(plan.nproc_per_node, place, nodes) or lacks)
         against = least(found, takes=False)
@@ -132,6 +123,20 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
         return answer
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
     return replace(answer, objections=[*against, refused])
+
+
+def _against_partitions(requested: Requested, in_utc: Mapping[str, str]) -> dict[str, list[Issue]]:
+    """Query what each partition that a job may run in has against it, by its name."""
+    shown = SLURM.output(("scontrol", "show", "partition"), in_utc)
+    partitions = against_each(shown, requested)
+    if not requested.qos and not all(partitions.values()):
+        return partitions  # No QOS could change something.
+    try:
+        of_qos = parse_qos(SLURM.output(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
+    except LaunchError as error:
+        has_none = "not running a supported accounting_storage plugin" in (error.why or "")
+        of_qos = () if has_none else ("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"), 0
+    return against_each(shown, requested, *of_qos)
 
 
 def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
@@ -191,9 +196,13 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
 
 def parse_qos(text: str, named: str) -> tuple[Collection[str], int]:
     """Read what sacctmgr says of each QOS: which limits a QOS of the job, or any if it names none, lifts; its time."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    lifts = {flag for name, _, flags in rows if not named or name in named.split(",") for flag in flags.split(",")}
-    return lifts, next((reading(most, parse_duration) for name, most, _ in rows if name == named), 0)
+    lifts, longest = set[str](), 0
+    for name, most, flags in (line.split("|") for line in text.splitlines() if line.count("|") == 2):
+        if not named or name in named.split(","):
+            lifts.update(flags.split(","))
+        if name == named:
+            longest = reading(most, parse_duration)
+    return lifts, longest
 
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
@@ -216,7 +225,9 @@ def own_gpus(job: Job) -> int | None:
     """Return the GPUs of a node that the user's own directives ask for: 0 for none, None if they do not say."""
     asking = [line for line in lines_of(job, "#SBATCH") if _OWN_GPUS.match(line)]
     reported = [int(match[1]) for line in asking if (match := _OWN_GPUS_PER_NODE.match(line))]
-    return reported[0] if reported else None if asking else 0
+    if reported:
+        return reported[0]
+    return None if asking else 0
 
 
 def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
@@ -273,7 +284,7 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     if not counts:
         command = about(environ["SLURM_JOB_ID"], "scontrol", "--details", "show", "job")
         try:
-            shown = run_command(command, environ, seconds=_ACCOUNTING_SECONDS)
+            shown = SLURM.output(command, environ, seconds=_ACCOUNTING_SECONDS)
             counts = {count_gpus(gres) for gres in re.findall(r"^ +Nodes=\S+ .*\bGRES=(\S*)", shown, re.MULTILINE)}
         except LaunchError as error:
             problem = error.in_a_line
@@ -375,5 +386,4 @@ SLURM = Scheduler(
     ),
     failure=slurm_words.first_failure,
 )
-run_command = partial(query.run_command, SLURM)
 SlurmCluster = partial(BatchCluster, SLURM)

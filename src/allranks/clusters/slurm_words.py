@@ -260,9 +260,11 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
 def first_failure(lines: Iterable[str]) -> Failure | None:
     """Return how the rank ended that failed first, in an attempt's log; srun exits with the highest code, or 143."""
     has_left = False
-    for hosts, rank, exited, words in (found.groups() for line in lines if (found := _ENDED.fullmatch(line.rstrip()))):
+    for found in filter(None, (_ENDED.fullmatch(line.rstrip()) for line in lines)):
+        hosts, rank, exited, words = found.groups()
         is_oom = words == "Out Of Memory"
-        code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
+        killed_by = signal.SIGKILL if is_oom else _SIGNALS.get(words, 0)
+        code = int(exited) if exited else -killed_by
         if code == contract.CONTINUE_LATER:
             has_left = True
         elif code and not (has_left and code in (-signal.SIGTERM, -signal.SIGKILL)):  # Srun ends the others so.

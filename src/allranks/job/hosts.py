@@ -28,19 +28,12 @@ _OF_A_NAME = re.compile(r"[A-Za-z].*[\d,\[@.-]|\d\.\d+\.\d|:.*:")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that is reached over SSH.
+    """A machine that is reached over SSH."""
 
-    Attributes:
-        name: as ssh knows it: a name, an alias from its configuration, or an address.
-        user: the login there; None: as ssh's configuration says.
-        port: of its sshd; None: likewise.
-        slots: the number of its ranks in a file of hosts; None if there is none.
-    """
-
-    name: str
-    user: str | None = None
-    port: int | None = None
-    slots: int | None = None
+    name: str  # As ssh knows it: a name, an alias from its configuration, or an address.
+    user: str | None = None  # The login there; None: as ssh's configuration says.
+    port: int | None = None  # Of its sshd; None: likewise.
+    slots: int | None = None  # The number of its ranks in a file of hosts; None if there is none.
 
     def __str__(self) -> str:
         name = f"[{self.name}]" if ":" in self.name and self.port else self.name
@@ -179,7 +172,9 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
 
 
 def _hosts_in(items: Sequence[str]) -> Iterator[Host]:
-    return (host for item in items for part in split(item) for host in _parse(part))
+    for item in items:
+        for part in split(item):
+            yield from _parse(part)
 
 
 def _at_most(hosts: Iterable[Host]) -> tuple[Host, ...]:

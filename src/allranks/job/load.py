@@ -48,20 +48,12 @@ _RULES = {
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """A job that is complete and checked.
+    """A job that is complete and checked."""
 
-    Attributes:
-        job: what the user asks for, from all layers.
-        cluster: where it runs: the kind, and the cluster's own defaults (already in ``job``).
-        sources: where each leaf of the job comes from, by path: ``launch.nproc_per_node``,
-            ``environment.variables.NCCL_DEBUG``.
-        folder: absolute directory that relative paths in the job start from.
-    """
-
-    job: Job
-    cluster: Cluster
-    sources: dict[str, ValueSource]
-    folder: Path
+    job: Job  # What the user asks for, from all layers.
+    cluster: Cluster  # Where it runs: the kind, and the cluster's own defaults (already in ``job``).
+    sources: dict[str, ValueSource]  # Where each leaf of the job comes from, by path: launch.nproc_per_node.
+    folder: Path  # Absolute, that relative paths in the job start from.
 
 
 def load_job(

@@ -21,25 +21,15 @@ TARGET_FLAGS = {"script": "command line", "module": "--module", "binary": "--bin
 
 @dataclass(frozen=True)
 class Option:
-    """An option: where its value goes in the job and the spellings that give it.
+    """An option: where its value goes in the job and the spellings that give it."""
 
-    Attributes:
-        path: place in the job, such as ``launch.nproc_per_node``; each path stands once in the table.
-        flags: spellings on the command line, the main one first.
-        metavar: what stands for the value in the help; empty for a flag without a value.
-        help: one line.
-        off_flag: the flag that says no, such as ``--no-warm``, for a flag without a value.
-        multiple: the flag may be given several times, and its value is a tuple of texts.
-        established: environment variables that people already use for this.
-    """
-
-    path: str
-    flags: tuple[str, ...]
-    metavar: str
-    help: str
-    off_flag: str | None = None
-    multiple: bool = False
-    established: tuple[str, ...] = ()
+    path: str  # Place in the job, such as launch.nproc_per_node; each path stands once in the table.
+    flags: tuple[str, ...]  # Spellings on the command line, the main one first.
+    metavar: str  # What stands for the value in the help; empty for a flag without a value.
+    help: str  # One line.
+    off_flag: str | None = None  # The flag that says no, such as --no-warm, for a flag without a value.
+    multiple: bool = False  # Whether the flag may be given several times: its value is a tuple of texts.
+    established: tuple[str, ...] = ()  # Environment variables that people already use for this.
 
     @property
     def is_flag(self) -> bool:

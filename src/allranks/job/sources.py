@@ -36,15 +36,10 @@ _OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND, contract.NOTIFY_W
 
 @dataclass(frozen=True)
 class ValueSource:
-    """Where a value comes from.
-
-    Attributes:
-        kind: the layer.
-        where: the place in it: ``--nproc-per-node``, ``NPROC_PER_NODE``, ``job.yaml:7``; empty for defaults.
-    """
+    """Where a value comes from: the layer, and the place in it."""
 
     kind: SourceKind
-    where: str = ""
+    where: str = ""  # --nproc-per-node, NPROC_PER_NODE, job.yaml:7; empty for defaults.
 
     def __str__(self) -> str:
         """Write it as in ``job file job.yaml:7``."""
@@ -95,10 +90,8 @@ def environment_layer(environ: Mapping[str, str], cwd: Path, problems: list[Prob
     """Return the settings of environment variables; one that is empty is not given."""
     inside = contract.RUN_ID in environ
     found: Layer = {}
-    for path, names in [
-        (WEBHOOK, (contract.NOTIFY_WEBHOOK,)),
-        *((option.path, option.variables) for option in OPTIONS),
-    ]:
+    readers = {WEBHOOK: (contract.NOTIFY_WEBHOOK,), **{option.path: option.variables for option in OPTIONS}}
+    for path, names in readers.items():
         given = (name for name in names if environ.get(name) and not (inside and name in _OF_THE_RUN))
         if name := next(given, None):
             found |= _settings(path, environ[name], ValueSource("environment", name), cwd, problems)

@@ -142,7 +142,8 @@ def secret_names(variables: Mapping[str, object]) -> tuple[str, ...]:
 
 def secret_values(*variables: Mapping[str, object]) -> tuple[str, ...]:
     """Return the values of those variables that hold secrets, the longest first."""
-    return tuple(sorted({value for given in variables for value in _names_by_value(given)}, key=len, reverse=True))
+    values = set[str]().union(*map(_names_by_value, variables))
+    return tuple(sorted(values, key=len, reverse=True))
 
 
 def _names_by_value(variables: Mapping[str, object]) -> dict[str, str]:

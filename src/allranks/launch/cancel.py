@@ -29,12 +29,7 @@ _END_SECONDS = 120.0
 
 
 def cancel(run: Run, kind: ClusterKind) -> Run:
-    """End a run, and return it with its status then.
-
-    Raises:
-        LaunchError: it cannot be ended, or does not end.
-        RunFolderError: its directory cannot be written.
-    """
+    """End a run, and return it with its status then; raise a LaunchError, or a RunFolderError, if that fails."""
     if _has_started(run):
         kind.cancel(run)
         return settled(run, kind)

@@ -10,11 +10,10 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import cache_from_source
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Request, Started
@@ -27,7 +26,7 @@ from allranks.plan.entry import name_of
 from allranks.plan.environment import secret_values
 from allranks.plan.plan import Plan, Reason
 from allranks.record import key
-from allranks.record.files import unwritable, write_atomically, write_json
+from allranks.record.files import copy_node_code, unwritable, write_atomically, write_json
 from allranks.record.spec import BatchSpec
 from allranks.runs import estimate, record
 from allranks.runs.record import Run
@@ -35,36 +34,23 @@ from allranks.runs.status import NOT_STARTED, Handle, State, Status
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
-    from zipfile import ZipFile
-
     from allranks.job.spec import Job
 
 
 #: Names the file that holds the user's own key, where it is not the usual one.
 _USERS_KEY = "ALLRANKS_KEY_FILE"
-#: In place of a source's time and size: the archive has no such time, and none of its sources changes (PEP 552).
-_UNCHECKED = b"\1\0\0\0" + bytes(8)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What is launched.
-
-    Attributes:
-        job: the job.
-        job_text: the job as YAML, without secrets.
-        folder: directory that relative paths of the job are relative to.
-        runs_folder: directory that holds a directory for each run.
-        environ: the calling environment.
-        node_rank: which node of the job this machine is, where the user starts each node by hand.
-    """
+    """What is launched."""
 
     job: Job
-    job_text: str
-    folder: Path
-    runs_folder: Path
-    environ: Mapping[str, str]
-    node_rank: int | None = None
+    job_text: str  # The job as YAML, without secrets.
+    folder: Path  # That relative paths of the job are relative to.
+    runs_folder: Path  # It holds a directory for each run.
+    environ: Mapping[str, str]  # The calling environment.
+    node_rank: int | None = None  # Which node of the job this machine is, where the user starts each by hand.
 
     @property
     def is_set_up_by_user(self) -> bool:
@@ -357,35 +343,3 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
     write_json(run_dir / contract.PLAN_FILE, plan.to_json(), mode)
     for file in plan.files:
         write_atomically(run_dir / file.path, file.text, file.mode)
-
-
-def copy_node_code(
-    target: Path | BinaryIO, others: Iterable[Path] = (), parts: Iterable[str] = contract.NODE_CODE
-) -> None:
-    """Write the ``parts`` of this package that nodes need into one zip archive, which Python runs and imports from.
-
-    Another version of Python than this one takes the sources that are in it. It is not compressed: to unpack modules
-    would take nodes longer than to read them. ``others`` are modules of other packages that go with it.
-    """
-    from zipfile import ZipFile  # Not for those who start nothing.
-
-    package = contract.installation()
-    with ZipFile(target, "w") as archive:
-        for name in parts:
-            source = package / name
-            for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
-                _add(archive, file, f"allranks/{file.relative_to(package).as_posix()}")
-        _add(archive, package / "agent" / "__main__.py", "__main__.py")
-        for file in others:
-            _add(archive, file, file.name)
-
-
-def _add(archive: ZipFile, source: Path, name: str) -> None:
-    """Add a source and its compiled form."""
-    from compileall import compile_file
-    from zipfile import ZipInfo
-
-    archive.writestr(ZipInfo(name), source.read_bytes())
-    if compile_file(source, quiet=2):  # Not in an installation that we may not write to: it works without, slower.
-        data = Path(cache_from_source(str(source))).read_bytes()
-        archive.writestr(ZipInfo(f"{name}c"), data[:4] + _UNCHECKED + data[16:])

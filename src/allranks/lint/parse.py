@@ -38,12 +38,9 @@ def _parser() -> Parser:
 
 
 class Walker(Expander):
-    """Walks over a script and fills in its model.
+    """Walks over a script and fills in its model, which has its directives already.
 
-    Args:
-        script: the model, with its directives.
-        known: variables that the scheduler sets, whose values follow from the directives.
-        unwrap: what is called with each command, to walk over those that it starts.
+    The scheduler sets the ``known`` variables. ``unwrap`` is called with each command, to walk over what that starts.
     """
 
     def __init__(self, script: Script, known: dict[str, str], unwrap: Callable[[Walker, Command], None]) -> None:
@@ -102,11 +99,10 @@ class Walker(Expander):
 
     def _beside(self, word: Word) -> tuple[str, bytes] | None:
         """Return path and content of a shell script below the script's directory."""
-        text = self.script.text
-        is_moved = "PWD" in self.values
-        if len(text.files) > _FILES:
+        files, is_moved = self.script.text.files, "PWD" in self.values
+        if len(files) > _FILES:
             return None
-        found = file_beside(text.files[0].path, word, is_moved=is_moved, from_here=self.run is not None)
+        found = file_beside(files[0].path, word, is_moved=is_moved, from_here=self.run is not None)
         return None if found is None or other_kind(*found) else found
 
     def move(self, word: Word | None) -> None:

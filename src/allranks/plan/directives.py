@@ -23,19 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Directive:
-    """One thing that the scheduler is asked for.
+    """One thing that is requested of the scheduler."""
 
-    Attributes:
-        option: such as ``--nodes``.
-        value: its value; None for an option without one.
-        why: the key of the job that asks for it, or another reason.
-        note: a comment above the line, where it is not obvious.
-    """
-
-    option: str
-    value: str | None
-    why: str
-    note: str | None = None
+    option: str  # Such as --nodes.
+    value: str | None  # None for an option without one.
+    why: str  # The key of the job that requests it, or another reason.
+    note: str | None = None  # A comment above the line, where it is not obvious.
 
     @property
     def reason(self) -> Reason:
@@ -63,11 +56,7 @@ def mail_letters(job: Job) -> str:
 
 
 def lines_of(job: Job, prefix: str) -> list[str]:
-    """Return the user's own directives of a job, without what each may start with, such as ``#SBATCH``.
-
-    Raises:
-        JobError: one has a line break or the like in it.
-    """
+    """Return a job's own directives without their ``#SBATCH`` or the like; raise a JobError if one is several lines."""
     lines = [line.strip().removeprefix(prefix).strip() for line in job.scheduler.directives]
     for line in lines:
         if not line.isprintable():
@@ -97,11 +86,7 @@ def with_log_paths(job: Job, folder: Path, *, may_lack: bool) -> Job:
 
 
 def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
-    """Yield the lines for directives: ``prefix`` is what each starts with, such as ``#SBATCH``.
-
-    Raises:
-        JobError: a value has a line break or the like in it.
-    """
+    """Yield the lines for directives, each behind ``prefix``; raise a JobError for a value of several lines."""
     for directive in directives:
         if directive.note:
             yield comment(directive.note)
@@ -132,17 +117,12 @@ def plain_name(name: str, longest: int | None = None) -> str:
     return (plain if plain[0].isalpha() else f"j{plain}")[:longest]
 
 
-def fits(value: str) -> bool:
-    """Return whether a directive can hold a value: it is one line."""
-    return value.isprintable()
-
-
 def _value(directive: Directive) -> str:
     """Quote a value as sbatch and qsub read it: a backslash keeps the next character, within quotes too."""
     value = directive.value
     if value is None:
         return ""
-    if not fits(value):
+    if not value.isprintable():
         raise JobError(f"{directive.option}={value!r} cannot be asked for", why="a directive is one line of text")
     if not re.fullmatch(r"[^\s\"'\\#]+", value):
         value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -40,11 +40,7 @@ _DECIDED_ON_NODES = {
 
 
 def workdir_of(job: Job, folder: Path) -> Path:
-    """Return the absolute working directory of the ranks; the job's is relative to ``folder``.
-
-    Raises:
-        JobError: there is no such directory.
-    """
+    """Return the ranks' absolute working directory, from ``folder`` on; raise a JobError if there is none."""
     workdir = Path(os.path.normpath(folder / job.workdir))
     if not workdir.is_dir():
         raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a directory")

@@ -1,20 +1,20 @@
-"""How many ranks there are, over which backend, and the configuration of their agents and of a job's supervisor."""
+"""How many ranks there are, over which backend, and what configures the agents and notifications."""
 
 from __future__ import annotations
 
+import json
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from allranks import contract
 from allranks.errors import PreflightError
 from allranks.job.units import format_count
-from allranks.job.variables import secret_names
-from allranks.plan.directives import warning_seconds
-from allranks.plan.plan import Reason
-from allranks.record.spec import BatchSpec, NodeSpec
+from allranks.plan.plan import PlanFile, Reason
+from allranks.record.spec import NodeSpec
 from allranks.system.cgroups import usable_cpus
 
 if TYPE_CHECKING:
@@ -158,33 +158,24 @@ def agent_config(
     )
 
 
-def supervisor_config(
-    job: Job, module: str, script: str, options: Sequence[str], *, is_inside: bool, warns: bool
-) -> BatchSpec:
-    """Return the configuration of the supervisor of a batch job, or of what is started inside an allocation.
+def notify_config(job: Job) -> dict[str, Any] | None:
+    """Return of what, and how, the first node notifies; None if it does not. The webhook's URL comes as a variable."""
+    wanted = job.notify
+    if not (wanted.command or wanted.webhook) or not wanted.on:
+        return None
+    return {"on": [*wanted.on], "command": [*wanted.command], "webhook": wanted.webhook is not None}
 
-    Args:
-        job: the job.
-        module: the module that knows its scheduler on nodes.
-        script: the script that starts the supervisor.
-        options: for the command that starts a task on each node, before the user's own.
-        is_inside: whether it is started inside an allocation.
-        warns: whether the supervisor warns ranks before the time limit, not the scheduler.
-    """
-    is_array = bool(job.scheduler.array) and not is_inside
-    has_secrets = bool(secret_names(job.environment.variables) or job.notify.webhook)
-    return BatchSpec(
-        module=module,
-        script=script,
-        start_with=job.scheduler.start_with,
-        options=(*options, *job.launch.launcher_args),
-        is_direct=job.launch.is_direct,
-        is_array=is_array,
-        is_inside=is_inside,
-        master_addr=job.launch.master_addr,
-        max_attempts=job.retry.max_attempts if job.retry.requeue and not is_inside else None,
-        time=job.resources.time,
-        warn_before=warning_seconds(job) if warns else 0,
-        removes_secrets=has_secrets and not (is_array or is_inside),
-        retry_on=job.retry.on,
-    )
+
+def notify_files(job: Job, mode: int) -> tuple[PlanFile, ...]:
+    """Return the file of :func:`notify_config`, with permission bits ``mode``, if there is one."""
+    config = notify_config(job)
+    return (PlanFile(contract.NOTIFY_FILE, json.dumps(config, indent=2) + "\n", mode),) if config else ()
+
+
+def notify_reasons(job: Job) -> tuple[Reason, ...]:
+    """Return the plan's line on who is notified; the URL of a webhook is a secret."""
+    if not (config := notify_config(job)):
+        return ()
+    ways = [shlex.join(job.notify.command)] if job.notify.command else []
+    ways += ["webhook"] if job.notify.webhook else []
+    return (Reason("notify", " and ".join(ways), f"notify.on: {', '.join(config['on'])}"),)

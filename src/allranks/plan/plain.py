@@ -56,11 +56,7 @@ def name_of(job: Job) -> str:
 
 
 def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
-    """Refuse what these launchers cannot do, for so many nodes, with so many ranks on each where that may differ.
-
-    Raises:
-        JobError: the job asks for it.
-    """
+    """Raise a JobError for what these launchers cannot do on so many nodes, with so many ``ranks`` on each."""
     launch, (least, most) = job.launch, job.resources.nodes
     how = "launcher legacy" if launch.launcher == "legacy" else "launch.agent: false"
     if launch.is_direct:
@@ -89,11 +85,7 @@ def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
 
 
 def refuse_scheduler(job: Job, scheduler: str) -> None:
-    """Refuse these launchers where a scheduler gives the nodes; ``scheduler`` is what people call it.
-
-    Raises:
-        JobError: the job asks for one.
-    """
+    """Raise a JobError for these launchers where a scheduler, by the name people have for it, gives the nodes."""
     if job.launch.launcher == "legacy":
         why = f"torch.distributed.launch was replaced by torchrun, and cannot get its nodes from {scheduler}"
         raise JobError(f"launcher legacy does not exist on cluster {job.cluster}", why=why, fix="--launcher torchrun")

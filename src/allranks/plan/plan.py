@@ -132,11 +132,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Plan:
-        """Read what :meth:`to_json` returned.
-
-        Raises:
-            KeyError, TypeError: it is none.
-        """
+        """Read what :meth:`to_json` returned; raise a KeyError or TypeError if it is anything else."""
         values = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}  # Else its default.
         values["files"] = tuple(PlanFile(**file) for file in raw["files"])
         values["reasons"] = tuple(Reason(**reason) for reason in raw["reasons"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +19,6 @@ HERE = Path(__file__).parent
 #: Words of shell for the node-side code in the run's directory, and for the configuration of its agents.
 CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
 SPEC = f'"${contract.RUN_DIR}/{contract.NODE_ORDERS}"'
-#: Ends node.sh and the configurations in a script that is all there is of its run.
-_END = "END_OF_NODE_SCRIPT"
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -77,10 +74,7 @@ def node_script(
 
     Args:
         title: one line on what this is.
-        workdir: absolute working directory of the ranks.
-        environment: modules, conda, venv and set-up lines of the job.
         settings: variables with the reason for each.
-        backend: the process-group backend.
         becomes: lines that start the node's agent or its ranks; see :func:`become`.
         traps: lines that handle failures and signals of the set-up; None: those of :func:`name_failures`.
         place: lines that set what the node knows of its place in the run.
@@ -95,76 +89,6 @@ def node_script(
         "becomes": becomes,
     }
     return fill(HERE / "node.sh", words, blocks)
-
-
-def batch_script(
-    *,
-    title: str,
-    name: str,
-    directives: Iterable[str],
-    run_dir: str,
-    pythons: Sequence[str],
-    workdir: str,
-    environment: Environment,
-    log: Sequence[str],
-    secrets: Sequence[str],
-    alone: tuple[str, Mapping[str, object]] | None,
-) -> str:
-    """Write the script that a scheduler is given: it becomes the job's supervisor, which starts node.sh on each node.
-
-    Args:
-        title: one line on what this is.
-        name: of the script in the run's directory, where it runs under another.
-        directives: lines for the scheduler.
-        run_dir: absolute directory of the run.
-        pythons: interpreters for the supervisor, the best first, before any ``python3``.
-        workdir: absolute working directory of the set-up.
-        environment: the job's, with the lines that are run once.
-        log: lines for the log; see :func:`mark_log`.
-        secrets: lines for the secrets; see :func:`required`.
-        alone: node.sh and the configurations, which a script writes itself that is all there is of its run.
-    """
-    setup = list[str]()
-    if environment.setup:
-        setup = ["trap 'builtin exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
-        setup += [enter(workdir), comment("environment.setup"), *environment.setup]
-    supervisor, files = f'{CODE} --supervise "$1"', list[str]()
-    if alone:
-        installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
-        supervisor = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
-        files = [*f"{alone[0]}{json.dumps(alone[1])}".splitlines(), _END]
-    words = {
-        "title": comment(title).removeprefix("# "),
-        "run_dir": shlex.quote(run_dir),
-        "pythons": shlex.join(dict.fromkeys(pythons)),
-        "supervisor": supervisor,
-    }
-    once = environment.model_copy(update={"node_setup": ()})
-    blocks = {
-        "traps": name_failures(once, copy=name),
-        "directives": [*directives],
-        "secrets": secrets,
-        "log": log,
-        "setup": setup,
-        "alone": files,
-    }
-    return fill(HERE / "batch.sh", words, blocks)
-
-
-def mark_log(out: str = "", error: str | None = None, mode: int = 0, check: str = "") -> list[str]:
-    """Write the lines that mark an attempt's start in the log of a batch script, and of its errors if they have one.
-
-    If the scheduler itself would write that log late, the lines open it: ``out``, a word of shell, with permission bits
-    ``mode``, after a ``check`` of the variables in that word.
-    """
-    mark = f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
-    mark += f"; {mark.replace(' ||', ' >&2 ||')}" if error else ""
-    if not out:
-        return [mark]
-    err = f">>{shlex.quote(error)}" if error else ""
-    made = " ".join(filter(None, (f">>{out}", err)))
-    makes = f'(umask {umask(mode)} && mkdir -p "${contract.RUN_DIR}" && : {made})'
-    return [check, makes, f"exec >>{out} 2{err or '>&1'}; {mark}"]
 
 
 def become(container: Sequence[str], python: Sequence[str], *words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes files of a run atomically."""
+"""Writes files of a run atomically, and the code that it carries for its nodes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from allranks import contract
 from allranks.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
+#: In place of a source's time and size: the archive has no such time, and none of its sources changes (PEP 552).
+_UNCHECKED = b"\1\0\0\0" + bytes(8)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
@@ -51,3 +59,36 @@ def unwritable(path: Path, error: OSError) -> RunFolderError:
         if full
         else "--runs-folder DIR with a directory that you may write to",
     )
+
+
+def copy_node_code(
+    target: Path | BinaryIO, others: Iterable[Path] = (), parts: Iterable[str] = contract.NODE_CODE
+) -> None:
+    """Write the ``parts`` of this package that nodes need into one zip archive, which Python runs and imports from.
+
+    Another version of Python than this one takes the sources that are in it. It is not compressed: to unpack modules
+    would take nodes longer than to read them. ``others`` are modules of other packages that go with it.
+    """
+    from zipfile import ZipFile  # Not for those who start nothing.
+
+    package = contract.installation()
+    with ZipFile(target, "w") as archive:
+        for name in parts:
+            source = package / name
+            for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+                _add(archive, file, f"allranks/{file.relative_to(package).as_posix()}")
+        _add(archive, package / "agent" / "__main__.py", "__main__.py")
+        for file in others:
+            _add(archive, file, file.name)
+
+
+def _add(archive: ZipFile, source: Path, name: str) -> None:
+    """Add a source and its compiled form."""
+    from compileall import compile_file
+    from importlib.util import cache_from_source
+    from zipfile import ZipInfo
+
+    archive.writestr(ZipInfo(name), source.read_bytes())
+    if compile_file(source, quiet=2):  # Not in an installation that we may not write to: it works without, slower.
+        data = Path(cache_from_source(str(source))).read_bytes()
+        archive.writestr(ZipInfo(f"{name}c"), data[:4] + _UNCHECKED + data[16:])

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 _STACK = re.compile(r"(?:Current thread 0x[0-9a-f]+(?: \[.*\])?|Stack) \(most recent call first\):$")
-_OURS = re.compile(r"/allranks/agent/workers/script\.py$")
+_OURS = re.compile(r"/allranks/agent/workers/rank\.py$")
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (.*)$')
 #: How the line begins that a rank adds to its stack, from torch's flight recorder.
 COLLECTIVE = "Collective: "

@@ -224,12 +224,9 @@ def failed_setup(folder: Path) -> SetupFailure | None:
 
 
 def failure_in(line: str, folder: Path, script: Path | None = None) -> SetupFailure | None:
-    """Return which line of a set-up failed, by what its script wrote of it; None if it is no such line.
+    """Return which line of a set-up failed, by the ``line`` that its script wrote of it; None if it is no such line.
 
-    Args:
-        line: that was written.
-        folder: to which names of scripts are relative.
-        script: a copy of the script here, where it ran on another machine.
+    Names of scripts are relative to ``folder``; ``script`` is a copy here of one that ran on another machine.
     """
     if found := _NOT_THERE.fullmatch(line):
         return SetupFailure(found[1], fix=found[2])

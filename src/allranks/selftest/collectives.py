@@ -35,14 +35,10 @@ Make = Callable[["Context"], Case]
 
 def all_cases(world_size: int) -> dict[str, Make]:
     """Return all operations by name."""
-    cases: dict[str, Make] = {
+    return {
         "all_reduce int64": partial(_all_reduce, dtype=torch.int64),
         "all_reduce float32": partial(_all_reduce, dtype=torch.float32),
-    }
-    for source in (0, world_size - 1):
-        cases[f"broadcast from rank {source}"] = partial(_broadcast, source=source)
-    return {
-        **cases,
+        **{f"broadcast from rank {source}": partial(_broadcast, source=source) for source in (0, world_size - 1)},
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,

@@ -112,11 +112,13 @@ class _Search:
     def _failing(self) -> dict[int, list[Group]]:
         """Return the nodes that do badly in all groups, each with its pairs with nodes that do well.
 
-        None if no node does well: then no node can be compared.
+        Empty if no node does well: then no node can be compared.
         """
         well = self._well()
+        if not well:
+            return {}
         pairs = [pair for pair in self.results if len(pair) == 2 and len(well.intersection(pair)) == 1]
-        return {node: [pair for pair in pairs if node in pair] for node in self.nodes if well and node not in well}
+        return {node: [pair for pair in pairs if node in pair] for node in self.nodes if node not in well}
 
     def _at_fault(self) -> dict[int, list[Group]]:
         enough = max(_FEWEST, min(PARTNERS, len(self._well())))

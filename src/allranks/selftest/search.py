@@ -127,11 +127,7 @@ class _First(_Node):
         self.errors: dict[Group, str] = {}
 
     def search(self) -> IsolationResult:
-        """Find what is at fault.
-
-        Raises:
-            _Silent: nodes do not come, or do not answer any more.
-        """
+        """Find what is at fault; raise _Silent if nodes do not come, or do not answer any more."""
         self._wait_for("here", self.nodes, self.limits.coming)
         limit = search_child.SIZE / self.limits.least if self.limits.least else None
         return find(self.nodes, self._measure, limit=limit)

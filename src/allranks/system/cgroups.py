@@ -52,12 +52,12 @@ def _quota(folder: Path) -> int | None:
     return max(1, math.ceil(quota / period))
 
 
-def oom_kills(proc: Path = _PROC) -> int | None:
+def oom_kills() -> int | None:
     """Return how many processes of the group the kernel has killed because memory ran out; None if it keeps no count.
 
     A count of version 2 has those of the groups inside it too; groups around it count others, and are left out.
     """
-    for mounted, group in _groups("memory", proc):
+    for mounted, group in _groups("memory", _PROC):
         for name in ("memory.events", "memory.oom_control"):
             counts = dict(line.split() for line in text_of(mounted / group / name).splitlines())
             if "oom_kill" in counts:

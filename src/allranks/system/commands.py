@@ -31,28 +31,22 @@ BROKE = "the connection broke"
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a command on another machine.
-
-    Attributes:
-        code: its exit code.
-        out: its stdout.
-        err: its stderr, or that of ssh.
-        unreached: whether ssh could not run it at all, or its end is unknown.
-        is_late: whether it had started, perhaps, and has not exited in time.
-    """
+    """Result of a command, here or on another machine."""
 
     code: int
     out: str
-    err: str
-    unreached: bool = False
-    is_late: bool = False
+    err: str  # Of the command, or of ssh.
+    unreached: bool = False  # Whether ssh could not run it at all, or its end is unknown.
+    is_late: bool = False  # Whether it had started, perhaps, and has not exited in time.
 
     @property
     def last_words(self) -> str:
         """The last line of stderr, where ssh and most programs say what is wrong."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        if lines:
+            return lines[-1]
         # A connection that was kept, and breaks, ends without a word.
-        return lines[-1] if lines else BROKE if self.unreached else f"exit code {self.code}"
+        return BROKE if self.unreached else f"exit code {self.code}"
 
 
 def run_one(
@@ -68,9 +62,6 @@ def run_one(
     """Run one command; end it, and what it has started, when its time is over.
 
     Args:
-        command: the command.
-        environ: its environment.
-        cwd: its working directory.
         sent: its stdin.
         seconds: how long it may take.
         is_over: called now and then; returns whether to end it before.

@@ -41,17 +41,13 @@ class Gpus:
 
     It needs no CUDA context, so no memory of a GPU, and nothing but the driver's own library.
 
-    Args:
-        visible: as CUDA_VISIBLE_DEVICES: which of them are sampled, in which order; None: all.
-
-    Attributes:
-        count: how many there are, those that do not answer or are not visible included.
+    ``visible``, as CUDA_VISIBLE_DEVICES, is which of them are sampled, in which order; None: all.
     """
 
     def __init__(self, visible: str | None = None) -> None:
         self._library: Any = None
         self._devices: dict[int, _Device] = {}
-        self.count = 0
+        self.count = 0  # All that there are, those included that do not answer or are not visible.
         try:
             self._library = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:

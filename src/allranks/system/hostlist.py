@@ -91,11 +91,7 @@ def fold(hosts: Iterable[str]) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Split at the commas that are outside of brackets.
-
-    Raises:
-        ValueError: there is nothing before or after one.
-    """
+    """Split at the commas that are outside of brackets; raise a ValueError if a name is empty."""
     names, start = [], 0
     for found in re.finditer(r"\[[^\[\]]*\]|,", text):
         if found[0] == ",":

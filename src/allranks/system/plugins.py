@@ -27,11 +27,7 @@ def _all(_: tuple[str, ...]) -> Any:
 
 
 def load(point: EntryPoint, what: str) -> Any:
-    """Return what an entry point names; ``what`` that is, such as ``checks``, is for the error.
-
-    Raises:
-        AllranksError: it cannot be loaded.
-    """
+    """Return what an entry point names, such as ``checks``; raise an AllranksError if it cannot be loaded."""
     try:
         return point.load()
     except Exception as error:

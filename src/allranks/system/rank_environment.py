@@ -17,21 +17,16 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """Who a rank is.
+    """A rank's place. What is None is not known: the ranks count their hosts when they meet."""
 
-    ``kind`` is the name of the way it was started. ``local_world_size`` and ``node_rank`` are None where that
-    does not say; the ranks count their hosts when they meet. ``master_port`` is 0 in a world of one that was
-    given none.
-    """
-
-    kind: str
+    kind: str  # The name of the way it was started.
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int | None = 1
     node_rank: int | None = 0
     master_addr: str = LOOPBACK
-    master_port: int = 0
+    master_port: int = 0  # 0 in a world of one that was given none.
     restart: int = 0
 
 

@@ -42,11 +42,7 @@ def interface_to(master: str, proc: Path) -> tuple[str | None, str]:
 
 
 def local_address(master: str) -> str:
-    """Return the address of ours from which ``master`` is reached.
-
-    Raises:
-        OSError: there is no route to it, or no such name.
-    """
+    """Return our address from which ``master`` is reached; raise an OSError if there is no route or no such name."""
     family, kind, protocol, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
@@ -54,11 +50,7 @@ def local_address(master: str) -> str:
 
 
 def listen_everywhere(port: int, backlog: int = 128) -> socket.socket:
-    """Listen on a port of all of this machine's addresses, of both families where it has both; 0: a free one.
-
-    Raises:
-        OSError: the port is in use, or not for this user.
-    """
+    """Listen on a port (0: a free one) of all of this machine's addresses, of both families where it has both."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)

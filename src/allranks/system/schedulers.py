@@ -80,11 +80,7 @@ def load(module: str) -> SchedulerEnvironment:
 
 
 def file_to_copy(module: str) -> Path | None:
-    """Return the file of another package's module, for the code of a run; None for one of ours, which is in it.
-
-    Raises:
-        AllranksError: there is no such module, or it has no place in the code of a run.
-    """
+    """Return the file of another package's module, which a run's code needs; None for one of ours, which is in it."""
     if module.startswith("allranks."):
         return None
     spec = find_spec(module) if "." not in module else None
@@ -95,11 +91,7 @@ def file_to_copy(module: str) -> Path | None:
 
 
 def environments(*, others: bool = True) -> Iterator[tuple[str, SchedulerEnvironment]]:
-    """Yield kind and variables of each scheduler; ``others`` of other packages last, since finding them is slow.
-
-    Raises:
-        AllranksError: the module of another package cannot be loaded.
-    """
+    """Yield kind and variables of each scheduler; ``others`` of other packages last, since finding them is slow."""
     for kind, (_, module) in KINDS.items():
         yield kind, load(module)
     for point in plugins.points(GROUP) if others else ():

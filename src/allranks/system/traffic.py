@@ -30,11 +30,10 @@ def network_bytes(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[
             counts[name.strip()] = int(fields[0]), int(fields[8])
     counts = {name: each for name, each in counts.items() if name != "lo" and not name.startswith("ib")}
     cards = [each for name, each in counts.items() if (sys / "class" / "net" / name / "device").exists()]
-    ports = [
-        tuple(_INFINIBAND_WORD * _number(port / "counters" / f"port_{way}_data") for way in ("rcv", "xmit"))
-        for port in sys.glob("class/infiniband/*/ports/*")
-    ]
-    pairs = [*(cards or counts.values()), *ports]
+    pairs = [*(cards or counts.values())]
+    for port in sys.glob("class/infiniband/*/ports/*/counters"):
+        received, sent = _number(port / "port_rcv_data"), _number(port / "port_xmit_data")
+        pairs.append((_INFINIBAND_WORD * received, _INFINIBAND_WORD * sent))
     return {"net_in": sum(each[0] for each in pairs), "net_out": sum(each[1] for each in pairs)}
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from allranks.clusters.base import Feasibility
-from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, UsableGpus
 from allranks.plan.directives import Directive
@@ -27,7 +26,7 @@ def additions(draft: Draft) -> Additions:
 
 
 def query_job(job_id: str) -> JobInfo | None:
-    word, code, started = query.run_command(LAB, ("labstat", job_id), os.environ).split()
+    word, code, started = LAB.output(("labstat", job_id), os.environ).split()
     if word == "gone":
         return None
     ended = State.FAILED if int(code) else State.SUCCEEDED

@@ -13,7 +13,7 @@ from batch_orders import pbs as pbs_job
 
 from allranks import contract
 from allranks.agent import batch_job
-from allranks.agent.requeue import Decision, begins, decide, go_on
+from allranks.agent.requeue import Decision, decide, may_start, start_next
 
 OPERATORS = "qrerun: Unauthorized Request  7.server"
 AGAIN = Decision(True, "it was stopped on request, and is to be continued")
@@ -57,10 +57,10 @@ class Pbs:
         pairs = (self.folder / f"{command}.env").read_text().split("\0")[:-1]
         return dict(pair.split("=", 1) for pair in pairs)
 
-    def go_on(self, *, lost: bool = False, **environ: str) -> Decision:
+    def start_next(self, *, lost: bool = False, **environ: str) -> Decision:
         """Go on with the run."""
         self.environ |= environ
-        return go_on(self.run, 0, replace(AGAIN, lost=lost), pbs_job(self.environ))
+        return start_next(self.run, 0, replace(AGAIN, lost=lost), pbs_job(self.environ))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def pbs(tmp_path: Path) -> Pbs:
 
 def test_an_operators_job_is_put_back(pbs: Pbs) -> None:
     pbs.answers("qrerun")
-    assert pbs.go_on() == replace(AGAIN, how="requeue", job="7.server")
+    assert pbs.start_next() == replace(AGAIN, how="requeue", job="7.server")
     assert (pbs.asked("qrerun"), pbs.asked("qsub")) == (["7.server"], None)
     decided = json.loads((pbs.run / contract.attempt_dir(0) / contract.AGAIN).read_text())
     assert (decided["how"], decided["job"]) == ("requeue", "7.server")
@@ -82,15 +82,15 @@ def test_an_operators_job_is_put_back(pbs: Pbs) -> None:
 
 def test_what_puts_the_job_back_may_be_ended_with_it(pbs: Pbs) -> None:
     (pbs.folder / "bin" / "qrerun").write_text("#!/bin/sh\nkill -s TERM $$\n")
-    assert pbs.go_on() == replace(AGAIN, how="requeue", job="7.server")
+    assert pbs.start_next() == replace(AGAIN, how="requeue", job="7.server")
     pbs.answers("qrerun", err="qrerun: Response timed out. Job rerun request still in progress for 7.server", code=163)
-    assert pbs.go_on() == replace(AGAIN, how="requeue", job="7.server")
+    assert pbs.start_next() == replace(AGAIN, how="requeue", job="7.server")
     assert pbs.asked("qsub") is None
 
 
 def test_another_job_waits_where_users_may_not_do_that(pbs: Pbs) -> None:
     why = f"{AGAIN.why}; qrerun: {OPERATORS}"
-    assert pbs.go_on() == replace(AGAIN, how="dependent", job="8.server", why=why)
+    assert pbs.start_next() == replace(AGAIN, how="dependent", job="8.server", why=why)
     assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", f"{pbs.run}/script.pbs"]
 
 
@@ -100,12 +100,12 @@ def test_a_job_that_was_submitted_counts_although_qsub_hangs(
 ) -> None:
     (pbs.folder / "bin" / "qsub").write_text(f"#!/bin/sh\nprintf 'a word of the site\\n{said}'\nexec sleep 300\n")
     monkeypatch.setattr(batch_job, "_COMMAND_SECONDS", 5.0)
-    decided = pbs.go_on()
+    decided = pbs.start_next()
     assert (decided.job, decided.how, decided.given_up) == (job, job and "dependent", job is None)
 
 
 def test_it_is_submitted_from_outside_of_the_job_to_the_same_place(pbs: Pbs) -> None:
-    pbs.go_on(PBS_O_QUEUE="gpu", PBS_ACCOUNT="lab", PBS_SERVER="other", PBS_NODEFILE="/n", HF_TOKEN="x")
+    pbs.start_next(PBS_O_QUEUE="gpu", PBS_ACCOUNT="lab", PBS_SERVER="other", PBS_NODEFILE="/n", HF_TOKEN="x")
     script = f"{pbs.run}/script.pbs"
     assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", "-q", "gpu", "-A", "lab", script]
     seen = pbs.seen("qsub")
@@ -115,7 +115,7 @@ def test_it_is_submitted_from_outside_of_the_job_to_the_same_place(pbs: Pbs) -> 
 def test_after_the_loss_of_a_node_nothing_is_waited_for(pbs: Pbs) -> None:
     """PBS does not end such a job, whoever asks it to, before the node is back."""
     pbs.answers("qrerun")
-    decision = pbs.go_on(lost=True)
+    decision = pbs.start_next(lost=True)
     assert (decision.how, decision.job, pbs.asked("qrerun")) == ("submit", "8.server", None)
     assert decision.why == f"{AGAIN.why}; PBS ends a job that has lost a node only when that is back"
     assert pbs.asked("qsub") == [f"{pbs.run}/script.pbs"]
@@ -124,7 +124,7 @@ def test_after_the_loss_of_a_node_nothing_is_waited_for(pbs: Pbs) -> None:
 @pytest.mark.parametrize(("variable", "options"), [("PBS_ARRAY_INDEX", ["-J", "3-4:2"]), ("PBS_ARRAYID", ["-t", "3"])])
 def test_of_an_array_only_this_task_is_submitted(pbs: Pbs, variable: str, options: list[str]) -> None:
     pbs.answers("qsub", out="8[].server\n")
-    decision = pbs.go_on(PBS_JOBID="7[3].server", **{variable: "3"})
+    decision = pbs.start_next(PBS_JOBID="7[3].server", **{variable: "3"})
     assert pbs.asked("qrerun") == ["7[3].server"]
     assert pbs.asked("qsub") == [*options, f"{pbs.run}/script.pbs"]
     assert (decision.how, decision.job) == ("submit", "8[3].server")
@@ -137,14 +137,14 @@ def test_of_an_array_only_this_task_is_submitted(pbs: Pbs, variable: str, option
 def test_what_cannot_be_submitted_either_is_given_up(pbs: Pbs, code: int, said: str, why: str) -> None:
     pbs.answers("qsub", err=said, code=code)
     why = f"{AGAIN.why}, but qrerun: {OPERATORS}, and {why}"
-    assert pbs.go_on() == Decision(False, why, given_up=True)
+    assert pbs.start_next() == Decision(False, why, given_up=True)
 
 
 def test_a_node_without_the_commands_says_so(pbs: Pbs) -> None:
     (pbs.folder / "bin" / "qsub").unlink()
     (pbs.folder / "bin" / "qrerun").unlink()
     pbs.environ["PATH"] = f"{pbs.folder}/bin"
-    decision = pbs.go_on()
+    decision = pbs.start_next()
     assert (decision.again, decision.given_up) == (False, True)
     assert "qrerun cannot be run: [Errno 2]" in decision.why
     assert "qsub cannot be run: [Errno 2]" in decision.why
@@ -153,7 +153,7 @@ def test_a_node_without_the_commands_says_so(pbs: Pbs) -> None:
 def test_where_it_was_submitted_need_not_be_there(pbs: Pbs) -> None:
     pbs.environ["PBS_O_WORKDIR"] = "/nowhere"
     pbs.home = Path.cwd()
-    assert pbs.go_on().job == "8.server"
+    assert pbs.start_next().job == "8.server"
     assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", f"{pbs.run}/script.pbs"]
 
 
@@ -177,7 +177,7 @@ def test_a_job_that_was_deleted_does_not_go_on(
     if end is not None:
         pbs.environ[contract.END_TIME] = str(int(time.time()) + end) if isinstance(end, int) else end
     assert pbs_job(pbs.environ).ending() == expected
-    decision = pbs.go_on()
+    decision = pbs.start_next()
     assert (decision.again, pbs.asked("qrerun") is None) == (expected is None, expected is not None)
 
 
@@ -199,7 +199,7 @@ def test_a_job_that_pbs_ends_because_it_has_lost_a_node_goes_on(
     pbs.answers("qstat", out=answer, code=code)
     decided = decide(pbs.run, 0, 143, 10)
     assert decided == Decision(True, "PBS on pbs02 was lost", lost=True)
-    decision = go_on(pbs.run, 0, decided, pbs_job(pbs.environ))
+    decision = start_next(pbs.run, 0, decided, pbs_job(pbs.environ))
     assert (decision.given_up, decision.job) == (given_up, None if given_up else "8.server")
     assert decide(pbs.run, 0, 3, 10).again is False  # A rank had failed before.
 
@@ -224,7 +224,7 @@ def begin(pbs: Pbs, job: str) -> bool:
     """Start attempt 1 as a job; return whether a person has started it."""
     attempt = pbs.run / contract.attempt_dir(1)
     attempt.mkdir()
-    assert begins(pbs.run, 1, 10, pbs_job({**pbs.environ, "PBS_JOBID": job}))
+    assert may_start(pbs.run, 1, 10, pbs_job({**pbs.environ, "PBS_JOBID": job}))
     return (attempt / contract.RESUMED).exists()
 
 

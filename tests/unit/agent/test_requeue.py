@@ -9,7 +9,7 @@ import pytest
 from batch_orders import pbs
 
 from allranks import contract
-from allranks.agent.requeue import Decision, begins, decide, go_on
+from allranks.agent.requeue import Decision, decide, may_start, start_next
 from allranks.record.events import EventWriter
 
 
@@ -32,7 +32,7 @@ def why_not(run: Path, attempt: int, most: int) -> str | None:
     (run / contract.attempt_dir(0)).mkdir(exist_ok=True)
     (run / contract.attempt_dir(0) / contract.JOB).write_text("7.server\n")
     decided = run / contract.attempt_dir(attempt) / contract.AGAIN
-    if begins(run, attempt, most, pbs({"PBS_JOBID": "7.server"})):
+    if may_start(run, attempt, most, pbs({"PBS_JOBID": "7.server"})):
         assert not decided.exists()
         return None
     decision = json.loads(decided.read_text())
@@ -129,7 +129,7 @@ def test_ends_that_are_not_named_are_not_retried(run: Path) -> None:
 
 def test_pbs_cannot_leave_a_node_out(run: Path) -> None:
     why = "a GPU is lost on gpu2"
-    given = go_on(run, 0, Decision(True, why, without="gpu2"), pbs({"PBS_JOBID": "7.server", **place(run)}))
+    given = start_next(run, 0, Decision(True, why, without="gpu2"), pbs({"PBS_JOBID": "7.server", **place(run)}))
     assert given == Decision(False, f"{why}, but PBS cannot leave a node out", given_up=True)
 
 

@@ -13,7 +13,7 @@ from batch_orders import NODE
 from batch_orders import ORDERS as OF_PBS
 
 from allranks import contract
-from allranks.agent.requeue import Decision, go_on
+from allranks.agent.requeue import Decision, start_next
 from allranks.agent.slurm_job import Job
 from allranks.errors import LaunchError
 
@@ -130,7 +130,7 @@ def test_a_run_goes_on_in_one_job(
     attempt.mkdir(parents=True)
     scontrol = SCONTROL.format(folder=tmp_path, requeue=requeue, after=after)
     environ = site(tmp_path, scontrol=scontrol, sbatch=f'echo "sbatch" >> {tmp_path}/calls; echo 8')
-    assert go_on(tmp_path, 0, REASON, Job(ORDERS, NODE, environ)) == expected
+    assert start_next(tmp_path, 0, REASON, Job(ORDERS, NODE, environ)) == expected
     calls = (tmp_path / "calls").read_text().splitlines()
     assert ("scontrol requeue 7" in calls, "sbatch" in calls) == (True, is_submitted)
 

@@ -14,7 +14,7 @@ import pytest
 from batch_orders import NODE, ORDERS
 
 from allranks import contract
-from allranks.launch.submit import copy_node_code
+from allranks.record.files import copy_node_code
 
 
 def supervise(run: Path, commands: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

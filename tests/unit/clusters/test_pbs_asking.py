@@ -16,7 +16,7 @@ from pbs_recorded import GRID_ENGINE, VERSIONS, failures, recorded, text_of, tor
 from allranks import contract
 from allranks.clusters.batch.cluster import SubmittedJob
 from allranks.clusters.batch.scheduler import JobInfo, first_fix
-from allranks.clusters.pbs import PBS, PbsCluster, flavour, query_job, run_command
+from allranks.clusters.pbs import PBS, PbsCluster, flavour, query_job
 from allranks.errors import LaunchError
 from allranks.runs.status import Handle, State
 
@@ -226,9 +226,9 @@ def test_some_other_qstat(qstat: Qstat) -> None:
 
 def test_asking_anything(qstat: Qstat) -> None:
     environ = qstat(OPENPBS, ("hello\n", 1, 0), AWAY)
-    assert run_command(("qstat", "-B"), environ) == "hello\n"
+    assert PBS.output(("qstat", "-B"), environ) == "hello\n"
     with pytest.raises(LaunchError, match="PBS cannot be reached"):
-        run_command(("qstat", "-B"), environ)
+        PBS.output(("qstat", "-B"), environ)
 
 
 @pytest.mark.parametrize(("failure", "fix"), list(zip(failures("refused.txt"), REFUSED, strict=True)))

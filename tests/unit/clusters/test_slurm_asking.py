@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from slurm_recorded import accounted, accounting, failures, shown, text_of
 
-from allranks.clusters.batch import query
-from allranks.clusters.slurm import SLURM, query_job, run_command
+from allranks.clusters.slurm import SLURM, query_job
 from allranks.errors import LaunchError
 from allranks.runs.status import State
 
@@ -180,7 +179,7 @@ def test_without_slurm(tmp_path: Path) -> None:
 def test_an_answer_that_does_not_come(slurm: Answer) -> None:
     environ = slurm(sbatch=("", 0))
     with pytest.raises(LaunchError) as caught:
-        run_command(["sleep", "60"], environ, seconds=0.1)
+        SLURM.output(["sleep", "60"], environ, seconds=0.1)
     assert caught.value.what == "Slurm cannot be reached: sleep gave no answer for 0.1 s"
 
 
@@ -188,9 +187,9 @@ def test_a_command_runs_as_it_is_given(slurm: Answer, tmp_path: Path) -> None:
     folder = tmp_path / "my work"
     folder.mkdir()
     environ = slurm(sbatch=("7\n", 0))
-    assert query.run(SLURM, ["sbatch", "a b"], environ, cwd=folder).out == "7\n"
+    assert SLURM.run(["sbatch", "a b"], environ, cwd=folder).out == "7\n"
     assert (tmp_path / "sbatch.log").read_text() == "a b Asia/Tokyo relative\n"
-    assert query.run(SLURM, ["pwd"], environ, cwd=folder).out == f"{folder}\n"
+    assert SLURM.run(["pwd"], environ, cwd=folder).out == f"{folder}\n"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_a_command_runs_as_it_is_given(slurm: Answer, tmp_path: Path) -> None:
 def test_refused_jobs(slurm: Answer, failure: tuple[list[str], int, str], fix: str) -> None:
     command, code, said = failure
     with pytest.raises(LaunchError) as caught:
-        run_command(command, slurm(sbatch=(said, code)))
+        SLURM.output(command, slurm(sbatch=(said, code)))
     last = said.splitlines()[-1].removeprefix("sbatch: error: ").removeprefix("Batch job submission failed: ")
     assert (caught.value.what, caught.value.fix) == ("Slurm refuses the job", fix)
     assert caught.value.why is not None and caught.value.why.split("; ")[-1] == last

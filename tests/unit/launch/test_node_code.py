@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from allranks.launch.submit import copy_node_code
+from allranks.record.files import copy_node_code
 
 WHERE = """\
 import allranks.agent.main as main, allranks.runtime.context as context

@@ -115,17 +115,12 @@ def _fits(value: Any, form: str) -> bool:
 
 
 class Channel:
-    """One end of a connection to another agent: the coordinator's or a node's, which may bear a longer silence.
-
-    Attributes:
-        lost: why no more can come, once that is so.
-        has_heard: whether the other side has sent anything at all.
-        is_authenticated: whether it has proven that it knows the run's key.
-    """
+    """One end of a connection to another agent: the coordinator's or a node's, which may bear a longer silence."""
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_coordinator: bool, patient: bool) -> None:
-        self.lost: str | None = None
-        self.has_heard = self.is_authenticated = False
+        self.lost: str | None = None  # Why no more can come, once that is so.
+        self.has_heard = False  # Whether the other side has sent anything at all.
+        self.is_authenticated = False  # Whether it has proven that it knows the run's key.
         self._connection = connection
         self._key = key
         self._is_coordinator = is_coordinator

@@ -41,23 +41,16 @@ Wait = Callable[[float], object]
 
 
 class CoordinatorClient:
-    """This node among the nodes. On node 0 it drives the ``coordinator``, and connects to it as others do.
-
-    Attributes:
-        generation: the newest one, from when it is to start until it is over.
-        shall_end: whether the ranks are to be ended.
-        goes_on_without: whether a node of this generation is lost, and another generation can start anyway.
-        again: the message about the restart that follows when all nodes have ended their ranks.
-        outcome: of the attempt, once it is over.
-    """
+    """This node among the nodes. On node 0 it drives the ``coordinator``, and connects to it as others do."""
 
     def __init__(
         self, node: NodeSpec, key: bytes, stop: StopRequest, events: EventWriter, coordinator: Coordinator | None
     ) -> None:
-        self.generation: Generation | None = None
-        self.shall_end = self.goes_on_without = False
-        self.again: Message | None = None
-        self.outcome: Outcome | None = None
+        self.generation: Generation | None = None  # The newest one, from when it is to start until it is over.
+        self.shall_end = False  # Whether the ranks are to be ended.
+        self.goes_on_without = False  # Whether a node of this generation is lost, and another can start anyway.
+        self.again: Message | None = None  # The restart that follows when all nodes have ended their ranks.
+        self.outcome: Outcome | None = None  # Of the attempt, once it is over.
         self._node = node
         self._name = name_of(node.node, socket.gethostname())
         self._where = f"{node.master_addr}:{node.master_port}"
@@ -83,11 +76,7 @@ class CoordinatorClient:
         return own + (self._coordinator.descriptors if self._coordinator else [])
 
     def tick(self) -> bool:
-        """Do what there is to do; return whether a message came.
-
-        Raises:
-            LaunchError: node 0's agent has refused this one.
-        """
+        """Do what is to be done; return whether a message came; raise a LaunchError if node 0 refuses this node."""
         if self._coordinator:
             self._coordinator.tick()
         if self._channel is None or self._channel.lost:
@@ -222,16 +211,18 @@ class CoordinatorClient:
             self._events.write(contract.MISSING, nodes=[0], of=self._node.nnodes, at=self._where)
 
     def _unreachable(self, problem: str, patience: float) -> LaunchError:
-        return LaunchError(
-            f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s",
-            why=problem,
-            fix="another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
-            "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
-            if problem == _OTHER_KEY
-            else "see what the agent of node 0 says, in its run's directory (the log of its job, or "
-            f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "
-            "node, and no firewall may close the port between the nodes",
+        log = f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}"
+        fix = (
+            f"see what the agent of node 0 says, in its run's directory (the log of its job, or {log}); that name must "
+            "mean its host on this node, and no firewall may close the port between the nodes"
         )
+        if problem == _OTHER_KEY:
+            fix = (
+                "another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
+                "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
+            )
+        what = f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s"
+        return LaunchError(what, why=problem, fix=fix)
 
     # --- what it receives ---
 

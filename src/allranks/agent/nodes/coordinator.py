@@ -344,8 +344,8 @@ class Coordinator:
 
     def _check_hang(self, here: list[_Peer]) -> None:
         """Report a hang of this generation to all nodes, or that it is over; end the ranks, if that is to follow."""
-        nodes = [peer for peer in here for _ in range(peer.ranks)]
-        left = [rank for rank, peer in enumerate(nodes) if peer.report]
+        peer_of_rank = [peer for peer in here for _ in range(peer.ranks)]
+        left = [rank for rank, peer in enumerate(peer_of_rank) if peer.report]
         if found := self._judge.judge([peer.quiet for peer in here if not peer.report], left):
             kind, fields = found
             self._send(self._members(), kind, **fields)

@@ -204,28 +204,19 @@ class ForkClient:
     """The agent's end of the socket to the fork server.
 
     ``idle`` is called about 20 times a second while it waits; so is ``check``, which may raise, until the server ends.
-
-    Attributes:
-        pids: process ids of the ranks that are alive, by local rank.
-        exits: those that have ended since the last call of :meth:`start`, in order.
-        coordinator: the connection to that of several nodes, which :meth:`wait` serves too.
     """
 
     def __init__(self, channel: socket.socket, idle: Callable[[], None], check: Callable[[], None]) -> None:
-        self.pids: dict[int, int] = {}
-        self.exits: list[RankExit] = []
-        self.coordinator: CoordinatorClient | None = None
+        self.pids: dict[int, int] = {}  # Process ids of the ranks that are alive, by local rank.
+        self.exits: list[RankExit] = []  # Since the last call of start(), in order.
+        self.coordinator: CoordinatorClient | None = None  # The connection to it, which wait() serves too.
         self._channel = channel
         self._idle = idle
         self._check = check
         self._unread = b""
 
     def start(self, starts: list[RankStart]) -> dict[int, int]:
-        """Start ranks; return their process ids, by local rank, once all have been forked.
-
-        Raises:
-            LaunchError: the system allows no further process.
-        """
+        """Start ranks; return their process ids by local rank; raise a LaunchError if no more processes are allowed."""
         self._check()
         self.exits.clear()
         started: dict[int, int] = {}

@@ -59,12 +59,7 @@ class Backoff:
 
 
 class WorkerGroup:
-    """The ranks of this node, whose logs are in ``folder``. It decides nothing: its callers do.
-
-    Attributes:
-        first_failure: the global rank that failed first, and its end, if it is to blame for what follows.
-        hangs: whether its ranks advance.
-    """
+    """The ranks of this node, whose logs are in ``folder``. It decides nothing: its callers do."""
 
     def __init__(
         self,
@@ -76,6 +71,7 @@ class WorkerGroup:
         stop: StopRequest,
         hangs: HangWatch,
     ) -> None:
+        #: The global rank that failed first, and its end, if it is to blame for what follows.
         self.first_failure: tuple[int, RankExit] | None = None
         self.hangs = hangs
         self._node = node
@@ -90,7 +86,7 @@ class WorkerGroup:
         self._recorded = 0
         self._facts: NodeFacts | None = None
         self._keeps_failure = True
-        self._unheard: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
+        self._undelivered: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
 
     @property
     def is_running(self) -> bool:
@@ -104,11 +100,7 @@ class WorkerGroup:
         return next(ended, None)
 
     def start(self, generation: Generation) -> None:
-        """Start a generation.
-
-        Raises:
-            LaunchError: the system allows no further process.
-        """
+        """Start a generation; raise a LaunchError if no more processes are allowed."""
         first, restart = generation.first_rank, generation.restart
         self._ranks = range(first, first + self._node.nproc_per_node)
         self._index.watch(self._ranks)
@@ -119,9 +111,7 @@ class WorkerGroup:
         starts = []
         written = []  # What is in a rank's logs by now is of earlier generations.
         for local_rank, rank in enumerate(self._ranks):
-            error_file = str(self._folder / contract.rank_error(rank, restart))
-            step_file = str(self._folder / contract.rank_step(rank))
-            variables = _variables(self._node, generation, local_rank, error_file, step_file)
+            variables = _variables(self._node, self._folder, generation, local_rank)
             out, err = (str(self._folder / contract.rank_log(rank, stream)) for stream in ("out", "err"))
             written.append({"out": _size(out), "err": _size(err)})
             stacks = str(self._folder / contract.rank_stacks(rank))
@@ -148,7 +138,7 @@ class WorkerGroup:
             self._client.wait(seconds)
         for number in self._stop.take_warnings():
             self._events.write(contract.WARNED, signal=number.name)
-            self._unheard += [(local_rank, number) for local_rank in range(self._node.nproc_per_node)]
+            self._undelivered += [(local_rank, number) for local_rank in range(self._node.nproc_per_node)]
         self._forward_warnings()
         self._record_exits()
         self.hangs.tick(self._client.pids.values())
@@ -195,12 +185,12 @@ class WorkerGroup:
 
         A rank that still imports or loads its data would die of a warning instead of saving after its first step.
         """
-        for warning in self._unheard.copy():
+        for warning in self._undelivered.copy():
             local_rank, number = warning
             pid = self._client.pids.get(local_rank)
             if pid is not None and catches(pid, number) is not False:
                 self._client.signal(number, local_rank)
-                self._unheard.remove(warning)
+                self._undelivered.remove(warning)
 
     def _record_exits(self) -> None:
         for ended in self._client.exits[self._recorded :]:
@@ -238,11 +228,10 @@ def _size(log: str) -> int:
         return 0
 
 
-def _variables(
-    node: NodeSpec, generation: Generation, local_rank: int, error_file: str, step_file: str
-) -> dict[str, str]:
+def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank: int) -> dict[str, str]:
     """Return what torchrun gives a rank (its documentation, section Environment Variables), and ours."""
-    rank, size = str(generation.first_rank + local_rank), str(generation.world_size)
+    number = generation.first_rank + local_rank
+    rank, size = str(number), str(generation.world_size)
     return {
         "RANK": rank,
         "LOCAL_RANK": str(local_rank),
@@ -259,12 +248,12 @@ def _variables(
         "TORCHELASTIC_MAX_RESTARTS": str(node.max_restarts),
         "TORCHELASTIC_RUN_ID": node.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_ERROR_FILE": str(folder / contract.rank_error(number, generation.restart)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         contract.RUN_ID: node.run_id,
         contract.RUN_DIR: node.run_dir,
         contract.ATTEMPT: str(node.attempt),
-        contract.STEP_FILE: step_file,
+        contract.STEP_FILE: str(folder / contract.rank_step(number)),
     }
 
 
@@ -273,21 +262,13 @@ def _variables(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a node's part of an attempt, or the attempt on all its nodes, ended.
+    """How a node's part of an attempt, or the attempt on all its nodes, ended."""
 
-    Attributes:
-        state: SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
-        exit_code: of the agent.
-        reason: in one line, if there is one.
-        rank: the global rank that failed first.
-        lost: the names of the nodes that were lost, if that ended it.
-    """
-
-    state: str
-    exit_code: int
-    reason: str | None = None
-    rank: int | None = None
-    lost: tuple[str, ...] = ()
+    state: str  # SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
+    exit_code: int  # Of the agent.
+    reason: str | None = None  # In one line.
+    rank: int | None = None  # The global rank that failed first.
+    lost: tuple[str, ...] = ()  # The names of the nodes that were lost, if that ended it.
 
 
 #: Of ranks that a request has ended: its source starts them again.

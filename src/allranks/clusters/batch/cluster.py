@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Feasibility, Request, Started
-from allranks.clusters.batch import query
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
 from allranks.errors import LaunchError, PreflightError, StartCancelledError
 from allranks.job.variables import for_another_job, without_those_of_ranks
@@ -83,12 +82,7 @@ class BatchCluster(ClusterKind):
         return plan.commands[0].command[0] == self.scheduler.submit
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
-        """Submit the plan's script, or start it inside an allocation.
-
-        Raises:
-            LaunchError: the scheduler refuses the job, or cannot be reached.
-            StartCancelledError: a signal came before the job had an id.
-        """
+        """Submit the plan's script, unless a signal comes before the job has an id; inside an allocation start it."""
         if not self._is_submitted(plan):
             log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
             marked = without_those_of_ranks(environ)
@@ -101,7 +95,7 @@ class BatchCluster(ClusterKind):
 
             # Not in the submit command: every user may read that in the scheduler's answers.
             write_atomically(Path(plan.run_dir, contract.SECRETS_FILE), exports(plan.secrets, clean), 0o600)
-        return SubmittedJob(self, Path(plan.run_dir), query.submit(self.scheduler, plan, clean, interrupted))
+        return SubmittedJob(self, Path(plan.run_dir), self.scheduler.submit_plan(plan, clean, interrupted))
 
     def status(self, run: Run) -> Status:
         """Return the status of a run: see :meth:`status_of`."""
@@ -159,11 +153,7 @@ class BatchCluster(ClusterKind):
         return status
 
     def cancel(self, run: Run) -> None:
-        """End a run, in the queue or running, and wait until the scheduler reports that nothing of it is left.
-
-        Raises:
-            LaunchError: the scheduler cannot be reached or refuses, or the job does not end.
-        """
+        """End a run, in the queue or running, and wait until the scheduler reports that nothing of it is left."""
         handle = run.record.handle
         if handle.job_id is None:
             send(handle, signal.SIGTERM)
@@ -186,7 +176,7 @@ class BatchCluster(ClusterKind):
         """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
         self._signals[job_id] = number
         self._polls.clear()
-        query.run_command(self.scheduler, self.scheduler.cancel(job_id), os.environ, gone=self.scheduler.gone)
+        self.scheduler.output(self.scheduler.cancel(job_id), os.environ, gone=self.scheduler.gone)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""
@@ -219,8 +209,8 @@ class SubmittedJob:
         if now.state is State.RUNNING:
             line = "running"
         elif not now.state.is_final and now is not before and (before.state, before.reason) == (now.state, now.reason):
-            # A reason that is gone at the next query is not worth a line.
-            line = f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}" if now.reason else ""
+            word = "waiting" if now.state is State.PENDING else now.native
+            line = f"{word}: {now.reason}" if now.reason else ""  # One that is gone at the next query is not worth it.
         if line and line != self._reported:
             self._reported = line
             self._news.append(line)

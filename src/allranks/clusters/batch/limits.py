@@ -44,7 +44,7 @@ class NodeInfo:
 
 _CPUS, _GPUS = partial(format_count, noun="CPU"), partial(format_count, noun="GPU")
 #: What a job asks for: the keys for it, and how an amount of it is written.
-_ASKED: dict[str, tuple[str, Callable[[int], str]]] = {
+_REQUESTS: dict[str, tuple[str, Callable[[int], str]]] = {
     "time": ("resources.time", format_duration),
     "nodes": ("resources.nodes", partial(format_count, noun="node")),
     "cpus": ("resources.cpus_per_node", _CPUS),
@@ -62,7 +62,7 @@ def beyond(
 
     A limit of 0 is none. ``other`` is what the user can do but change the key.
     """
-    key, written = _ASKED[of]
+    key, written = _REQUESTS[of]
     has = f"{written(amount)} are requested, and {place} gives a job at"
     if 0 < most < amount:
         yield Issue(f"{has} most {written(most)}", f"lower {key}, or {other}", is_final)
@@ -89,7 +89,8 @@ def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: s
     if not candidates:
         return []
     for of in needed:
-        (key, written), wanted, most = _ASKED[of], getattr(requested, of), max(getattr(node, of) for node in candidates)
+        key, written = _REQUESTS[of]
+        wanted, most = getattr(requested, of), max(getattr(node, of) for node in candidates)
         if wanted > most:
             has = f"{written(wanted)} of each node are requested, and no node of {where} has more than"
             return [Issue(f"{has} {written(most)}", f"lower {key}, {other}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,18 +14,20 @@ from allranks import contract
 from allranks.clusters.batch.scheduler import Scheduler, UsableGpus
 from allranks.errors import JobError, PreflightError
 from allranks.job.units import format_count
-from allranks.plan import environment, plain
-from allranks.plan.directives import with_log_paths, written
+from allranks.plan import environment, layout, plain
+from allranks.plan.directives import warning_seconds, with_log_paths, written
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
-from allranks.plan.layout import Machine, agent_config, lay_out, supervisor_config, this_machine
-from allranks.plan.notify import notify_config, notify_files, notify_reasons
+from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, name_failures, node_script, required
+from allranks.plan.script import CODE, HERE, SPEC, become, enter, fill, name_failures, node_script, required, umask
+from allranks.record.spec import BatchSpec
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
 
+#: Ends node.sh and the configurations in a script that is all there is of its run.
+_END = "END_OF_NODE_SCRIPT"
 #: In node.sh. srun was seen to lose what a task had written just before it failed, and offers nothing to wait for.
 _TRAPS = "trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks. Let a last line be read."
 
@@ -69,10 +72,8 @@ class Draft:
     def plan(self) -> Plan:
         """Make the plan."""
         scheduler, job, spec, inside = self.scheduler, self.job, self.spec, self.inside
-        name, warns = self._name, not scheduler.warns_itself
-        supervisor = supervisor_config(job, scheduler.module, name, self._added.start, is_inside=inside, warns=warns)
-        node = self._node_script()
-        notify = {"notify": config} if (config := notify_config(job)) else {}
+        name, supervisor, node = self._name, self._supervisor(), self._node_script()
+        notify = {"notify": config} if (config := layout.notify_config(job)) else {}
         orders = {"node": asdict(spec), "supervisor": asdict(supervisor), **notify}
         alone = (node, orders) if self.request.standalone else None
         files = [PlanFile(name, self._script(alone), spec.file_mode | 0o100 * inside)]
@@ -81,7 +82,7 @@ class Draft:
                 PlanFile(contract.NODE_ORDERS, spec.to_json(), spec.file_mode),
                 PlanFile(contract.NODE_SCRIPT, node, spec.file_mode),
                 PlanFile(contract.BATCH_ORDERS, supervisor.to_json(), spec.file_mode),
-                *notify_files(job, spec.file_mode),
+                *layout.notify_files(job, spec.file_mode),
             ]
         words = ["bash"] if inside else [scheduler.submit, *self._added.options]
         if self.secrets and alone and not (scheduler.passes_environment or inside):
@@ -162,27 +163,84 @@ class Draft:
             what = "launcher direct must know the number of ranks on each node"
             raise JobError(what, why=why, fix="--nproc-per-node 4")
 
+    def _supervisor(self) -> BatchSpec:
+        """Return the configuration of the job's supervisor, or of what is started inside an allocation."""
+        job, scheduler = self.job, self.scheduler
+        is_array, requeues = bool(job.scheduler.array) and not self.inside, job.retry.requeue and not self.inside
+        return BatchSpec(
+            module=scheduler.module,
+            script=self._name,
+            start_with=job.scheduler.start_with,
+            options=(*self._added.start, *job.launch.launcher_args),
+            is_direct=job.launch.is_direct,
+            is_array=is_array,
+            is_inside=self.inside,
+            master_addr=job.launch.master_addr,
+            max_attempts=job.retry.max_attempts if requeues else None,
+            time=job.resources.time,
+            warn_before=0 if scheduler.warns_itself else warning_seconds(job),
+            removes_secrets=bool(self.secrets) and not (is_array or self.inside),
+            retry_on=job.retry.on,
+        )
+
     def _script(self, alone: tuple[str, Mapping[str, object]] | None) -> str:
-        scheduler, spec, requested, submit = self.scheduler, self.spec, self.job.scheduler, self.scheduler.submit
+        """Write the script that the scheduler gets: it becomes the job's supervisor, which starts node.sh on each node.
+
+        A script that stands ``alone`` is all there is of its run: it writes these, node.sh and the configurations.
+        """
+        spec, submit, chosen = self.spec, self.scheduler.submit, self.job.environment
         typed = f"{'bash' if self.inside else submit} {self._name}"
         by_hand = f"submit it with {submit}" if alone else f"to start it by hand: {typed}"
         each = "a rank for each GPU" if self._ranks_unknown else format_count(spec.nproc_per_node, "rank")
         size = f"{format_count(spec.nnodes, 'node')} x {each}"
-        out = shlex.quote(requested.output) if self._added.log and requested.output else self._added.log
-        check = f': "${{{scheduler.environment.job_id}:?is not set: {submit} this script}}"'
-        file = "" if scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
-        return batch_script(
-            title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; {by_hand}",
-            name="the batch script" if alone else self._name,  # A user chooses the name of one that stands alone.
-            directives=written(self._added.directives, scheduler.prefix),
-            run_dir=spec.run_dir,
-            pythons=[sys.executable, *(word for word in self.python[:1] if word.startswith("/"))],
-            workdir=str(self.workdir),
-            environment=self.job.environment,
-            log=[] if self.inside else mark_log(out, requested.error, spec.file_mode, check),
-            secrets=required(self.secrets, file, f"{submit} -v {','.join(self.secrets)}"),
-            alone=alone,
-        )
+        pythons = [sys.executable, *(word for word in self.python[:1] if word.startswith("/"))]
+        setup = list[str]()
+        if chosen.setup:
+            setup = ["trap 'builtin exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
+            setup += [enter(str(self.workdir)), "# environment.setup", *chosen.setup]
+        supervisor, files = f'{CODE} --supervise "$1"', list[str]()
+        if alone:
+            installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
+            supervisor = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
+            files = [*f"{alone[0]}{json.dumps(alone[1])}".splitlines(), _END]
+        words = {
+            "title": f"allranks {allranks.__version__}: run {spec.run_id}, {size}; {by_hand}",
+            "run_dir": shlex.quote(spec.run_dir),
+            "pythons": shlex.join(dict.fromkeys(pythons)),
+            "supervisor": supervisor,
+        }
+        once = chosen.model_copy(update={"node_setup": ()})
+        secrets = "" if self.scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
+        blocks = {
+            # A user chooses the name of a script that stands alone.
+            "traps": name_failures(once, copy="the batch script" if alone else self._name),
+            "directives": [*written(self._added.directives, self.scheduler.prefix)],
+            "secrets": required(self.secrets, secrets, f"{submit} -v {','.join(self.secrets)}"),
+            "log": [] if self.inside else self._log_lines(),
+            "setup": setup,
+            "alone": files,
+        }
+        return fill(HERE / "batch.sh", words, blocks)
+
+    def _log_lines(self) -> list[str]:
+        """Write the lines that mark an attempt's start in the script's log, and in that of its errors if it has one.
+
+        If the scheduler itself would write that log late, the lines open it.
+        """
+        requested, variable = self.job.scheduler, self.scheduler.environment.job_id
+        mark = f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
+        err = f">>{shlex.quote(requested.error)}" if requested.error else ""
+        if err:
+            mark += f"; {mark.replace(' ||', ' >&2 ||')}"
+        if not self._added.log:
+            return [mark]
+        out = shlex.quote(requested.output) if requested.output else self._added.log
+        made = f">>{out} {err}".rstrip()
+        return [
+            f': "${{{variable}:?is not set: {self.scheduler.submit} this script}}"',
+            f'(umask {umask(self.spec.file_mode)} && mkdir -p "${contract.RUN_DIR}" && : {made})',
+            f"exec >>{out} 2{err or '>&1'}; {mark}",
+        ]
 
     def _node_script(self) -> str:
         chosen = environment_of(self.job, self.request.folder)
@@ -209,7 +267,7 @@ class Draft:
         yield from (*self._program, *self.layout.reasons)
         yield from (directive.reason for directive in self._added.directives)
         yield Reason("master", f"{launch.master_addr or 'the first node'}, {port}", why)
-        yield from notify_reasons(job)
+        yield from layout.notify_reasons(job)
         yield from environment.decided_on_nodes(job, self._known)
         yield from self._settings
         yield from environment.kept(job, None, self._known)

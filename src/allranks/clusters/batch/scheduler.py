@@ -1,15 +1,23 @@
-"""What a scheduler is: data, and a few pure functions. This package does the rest, the same for each of them."""
+"""What a scheduler is: data, and a few pure functions. This package does the rest, the same for each of them.
+
+A scheduler's commands have a time limit, and what goes wrong is explained in the scheduler's words.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from allranks.errors import LaunchError
+from allranks import contract
+from allranks.errors import LaunchError, StartCancelledError
 from allranks.runs.status import TIMED_OUT, State
 from allranks.system import schedulers
+from allranks.system.commands import Answer, run_one
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Feasibility
@@ -18,8 +26,14 @@ if TYPE_CHECKING:
     from allranks.plan.directives import Directive
     from allranks.plan.plan import Plan
     from allranks.runs.attempt import Failure
-    from allranks.system.commands import Answer
     from allranks.system.schedulers import SchedulerEnvironment
+
+#: Slurm's commands themselves try for a minute to find a controller; a server under load may take as long.
+_SECONDS = 90.0
+#: How long a command that submits a job may run on after it has printed the id: a site's own may have more to do.
+_AFTER_ID_SECONDS = contract.scaled_wait(10.0)
+#: How long it may run on after a signal. Most exit within this time and print the id, so that the job can be cancelled.
+_AFTER_SIGNAL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class Additions:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """A scheduler. Its functions are pure, but for those that run its own commands with :mod:`.query`."""
+    """A scheduler. Its functions are pure, but for those that run its own commands."""
 
     name: str  # Of the kind.
     title: str  # What people call it.
@@ -153,11 +167,7 @@ class Scheduler:
         return schedulers.load(self.module)
 
     def job_id(self, printed: str) -> str:
-        """Return the id of a submitted job in what ``submit`` printed.
-
-        Raises:
-            LaunchError: there is none.
-        """
+        """Return the id of a submitted job in what ``submit`` printed; raise a LaunchError if there is none."""
         found = [*self.submitted.finditer(printed)]
         if not found:
             why, fix = f"it said {printed.strip()!r}", f"{self.list_jobs} lists the jobs that you have"
@@ -179,6 +189,89 @@ class Scheduler:
         if command[0] != self.submit:
             return LaunchError(f"{command[0]} failed", why=why)
         return LaunchError(f"{self.title} refuses the job", why=why, fix=first_fix(self.refused, printed))
+
+    def run(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        cwd: str | None = None,
+        sent: str = "",
+        seconds: float = _SECONDS,
+        is_over: Callable[[], bool] = lambda: False,
+        hear: Callable[[str], None] = lambda _: None,
+    ) -> Answer:
+        """Run a command, whatever its exit code, as :func:`run_one` does; raise a LaunchError if it gives no answer."""
+        try:
+            answer = run_one(command, environ, cwd=cwd, sent=sent, seconds=seconds, is_over=is_over, hear=hear)
+        except LaunchError as error:
+            what = f"there is no {self.title} here: {command[0]} cannot be started"
+            fix = f"run this where {command[0]} is in PATH, such as {self.place}"
+            raise LaunchError(what, why=error.why, fix=fix) from error
+        if answer.is_late:
+            what = f"{self.title} cannot be reached: {command[0]} gave no answer for {seconds:g} s"
+            raise LaunchError(what, fix=self.retry)
+        return answer
+
+    def run_patiently(self, command: Sequence[str], environ: Mapping[str, str]) -> Answer:
+        """Run a command, and try again if the scheduler could not be reached just then."""
+        for pause in (0.2, 0.5):
+            done = self.run(command, environ)
+            if not self.is_away(done):
+                return done
+            time.sleep(pause)
+        return self.run(command, environ)
+
+    def output(
+        self, command: Sequence[str], environ: Mapping[str, str], seconds: float = _SECONDS, gone: str = ""
+    ) -> str:
+        """Run a command and return what it printed; raise a LaunchError if it fails, unless with words of ``gone``."""
+        answer = self.run(command, environ, seconds=seconds)
+        if answer.code and not (gone and re.search(gone, answer.err)):
+            raise self.refusal(command, answer.code, answer.out + answer.err)
+        return answer.out
+
+    def submit_plan(self, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> str:
+        """Submit a plan's script, and return the job's id.
+
+        A command that has printed the id and does not exit is killed: the job is submitted. After a signal, whose
+        number ``interrupted`` returns, it gets a second.
+
+        Raises:
+            LaunchError: the command is not there, the scheduler cannot be reached, or it refuses.
+            StartCancelledError: a signal came, and the command has printed no id.
+        """
+        command, job_id, until = plan.commands[0].command, "", math.inf
+
+        def hear(text: str) -> None:
+            nonlocal job_id
+            with suppress(LaunchError):
+                job_id = self.job_id(text[: text.rfind("\n") + 1])  # Half an id is that of another job.
+
+        def is_over() -> bool:
+            nonlocal until
+            now, is_interrupted = time.monotonic(), bool(interrupted())
+            if job_id or is_interrupted:
+                until = min(until, now + (_AFTER_SIGNAL_SECONDS if is_interrupted else _AFTER_ID_SECONDS))
+            return now >= until or bool(job_id and is_interrupted)
+
+        try:
+            done = self.run(command, environ, cwd=plan.workdir, is_over=is_over, hear=hear)
+        except LaunchError as error:
+            if job_id:
+                return job_id
+            if number := interrupted():
+                name, lists = self.submit, self.list_jobs
+                raise StartCancelledError(
+                    f"cancelled while {name} was submitting the job",
+                    number,
+                    why=f"{name} did not end within a second, and was killed: the job may be submitted all the same",
+                    fix=f"{lists} lists your jobs, and {self.cancel('')[0]} cancels one",
+                ) from None
+            raise plan.with_values(error) from error
+        if done.code:
+            raise plan.with_values(self.refusal(command, done.code, done.out + done.err))
+        return self.job_id(done.out)
 
 
 def first_fix(known: Sequence[tuple[str, str]], printed: str) -> str | None:

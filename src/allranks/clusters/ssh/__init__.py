@@ -176,10 +176,6 @@ class _Liveness:
 
         An agent that is there while others have ended ends soon, and one that these report as lost is gone. All others
         are probed by ssh; one whose machine cannot be reached is gone if its last heartbeat is old as well.
-
-        Args:
-            attempt: directory of the newest attempt.
-            reported: what each node's agent has reported.
         """
         nodes = {attempt / f"node-{node['node']:03}": node for node in self._handle.extra.get("nodes", ())}
         open_ = {folder for folder in nodes if folder not in reported or not reported[folder].status.state.is_final}

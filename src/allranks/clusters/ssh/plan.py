@@ -18,8 +18,7 @@ from allranks.job.units import format_count
 from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, python_of, unused_scheduler, workdir_of
-from allranks.plan.layout import Machine, agent_config, lay_out, random_port, this_machine
-from allranks.plan.notify import notify_files, notify_reasons
+from allranks.plan.layout import Machine, agent_config, lay_out, notify_files, notify_reasons, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, SPEC, become, fill, name_failures, node_script, umask
 

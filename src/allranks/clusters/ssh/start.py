@@ -62,27 +62,7 @@ def start_all(
         LaunchError: the first one, or too many, cannot be started. Those of the other nodes are ended then.
         StartCancelledError: a signal came before; all are ended.
     """
-    # Signals may not be handled here: then Ctrl-C is an exception, and any command may have started.
-    pairs = [(plan.commands[plan.once.node], _MAYBE)] if plan.once else []
-    failures: list[_Failure] = []
-    try:
-        failures = _prepare(plan, environ, lambda: bool(interrupted()))
-        if not interrupted():
-            missing = {failure.node.node for failure in failures}
-            nodes = [node for node in plan.commands if _can_do_without(plan, missing) and node.node not in missing]
-            pairs = [(node, _MAYBE) for node in nodes]
-
-            def hear(place: int, answer: Answer) -> None:
-                if answer.code:
-                    missing.add(nodes[place].node)
-
-            def is_over() -> bool:
-                return bool(interrupted()) or not _can_do_without(plan, missing)
-
-            pairs = [*zip(nodes, ssh.begin(plan, nodes, environ, is_over, hear), strict=True)]
-        number = interrupted()
-    except KeyboardInterrupt:
-        number = signal.SIGINT
+    pairs, failures, number = _start_nodes(ssh, plan, environ, interrupted)
     started = [_agent(node, answer) for node, answer in pairs if not answer.code]
     late = [_agent(node, answer) for node, answer in pairs if answer.is_late]
     failures += [_Failure(node, answer) for node, answer in pairs if answer.code]
@@ -108,6 +88,34 @@ def start_all(
         path = f"{folder}/{contract.node_dir(plan.attempt, 0)}/{contract.NOT_STARTED}"
         ssh.leave(plan.commands[0].host, path, text, plan.file_mode, environ)
     return _handle(plan, started), [f"{error.in_a_line}; the run continues without it" for _, error in errors]
+
+
+def _start_nodes(
+    ssh: Ssh, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]
+) -> tuple[list[tuple[NodeCommand, Answer]], list[_Failure], int]:
+    """Return the nodes that may have started, with their answers; what failed before that; and a signal that came."""
+    # Signals may not be handled here: then Ctrl-C is an exception, and any command may have started.
+    pairs = [(plan.commands[plan.once.node], _MAYBE)] if plan.once else []
+    failures: list[_Failure] = []
+    try:
+        failures = _prepare(plan, environ, lambda: bool(interrupted()))
+        if not interrupted():
+            missing = {failure.node.node for failure in failures}
+            nodes = [node for node in plan.commands if _can_do_without(plan, missing) and node.node not in missing]
+            pairs = [(node, _MAYBE) for node in nodes]
+
+            def hear(place: int, answer: Answer) -> None:
+                if answer.code:
+                    missing.add(nodes[place].node)
+
+            def is_over() -> bool:
+                return bool(interrupted()) or not _can_do_without(plan, missing)
+
+            pairs = [*zip(nodes, ssh.begin(plan, nodes, environ, is_over, hear), strict=True)]
+        number = interrupted()
+    except KeyboardInterrupt:
+        number = signal.SIGINT
+    return pairs, failures, number
 
 
 def _prepare(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool]) -> list[_Failure]:

@@ -127,11 +127,7 @@ class Copy:
         return size
 
     def entry(self, entry: Program, job: Job) -> Program:
-        """Return what the ranks run, as it is found from the copy of the working directory.
-
-        Raises:
-            JobError: it lies elsewhere.
-        """
+        """Return what the ranks run, as seen from the copied directory; raise a JobError if it lies elsewhere."""
         if entry.kind == "module" or not Path(entry.target).is_absolute():
             return entry
         if job.binary and os.sep not in job.binary:
@@ -187,9 +183,7 @@ def _through_ssh(host: Host) -> tuple[str, ...]:
 class Fetcher:
     """Fetches now and then what the machines of a run write; does nothing for a run whose machines share its directory.
 
-    Args:
-        folder: directory of the run here.
-        handle: the run's: its nodes, where the copies are on them, and the working directory here.
+    ``folder`` is the run's directory here.
     """
 
     def __init__(self, folder: Path, handle: Handle) -> None:

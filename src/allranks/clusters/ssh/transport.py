@@ -57,7 +57,7 @@ _FIXES = {
 }
 #: The user's own settings for it, in a file and in what ``ssh -G`` prints; and where ``ssh -v`` names its files.
 _OWN = re.compile(r"^\s*Control(Path|Master)\b", re.IGNORECASE | re.MULTILINE)
-_TOLD = re.compile(r"^controlpath ", re.MULTILINE)
+_PRINTED = re.compile(r"^controlpath ", re.MULTILINE)
 _READ = re.compile(r"Reading configuration data (.+?)\r?$", re.MULTILINE)
 #: What neither ssh nor its expansion of ControlPath reads as something else.
 _PLAIN = re.compile(r"/[\w./+@-]*", re.ASCII)
@@ -128,7 +128,7 @@ def _has_own(environ: frozenset[tuple[str, str]]) -> bool:
     Cached: following a run calls this twice a second. ssh reads the same files for any host.
     """
     answer = run_one(["ssh", "-v", "-G", "localhost"], dict(environ), seconds=10.0)
-    if answer.code or _TOLD.search(answer.out):
+    if answer.code or _PRINTED.search(answer.out):
         return True
     try:
         return any(_OWN.search(Path(file).read_text(errors="replace")) for file in _READ.findall(answer.err))
@@ -214,13 +214,9 @@ class Ssh:
         return run_all(commands, environ, sent=secrets, seconds=None, is_over=is_over, hear=hear)
 
     def query(self, nodes: Sequence[Mapping[str, Any]], folder: str, what: str, seconds: float) -> list[Answer]:
-        """Run ``end.sh`` with ``what`` for each agent: signal, end or find it.
+        """Run ``end.sh`` with ``what`` (a signal, 0, ``END`` or ``HELD``) for each agent: signal, end or find it.
 
-        Args:
-            nodes: host, process id and start time of each agent, from the run's handle.
-            folder: of the run, on the machines.
-            what: a signal, 0, ``END`` or ``HELD``.
-            seconds: after which a machine counts as unreached.
+        ``nodes`` have the agents' hosts, process ids and start times; ``folder`` is that of the run, on the machines.
         """
         return run_all(end_commands(nodes, folder, what), os.environ, seconds=seconds)
 
