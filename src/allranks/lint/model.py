@@ -16,6 +16,7 @@ REMOTE = MPI | frozenset(
         *("jsrun", "aprun", "ibrun"),  # Of IBM, Cray and TACC.
     }
 )
+LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
 
 
 class Place(NamedTuple):
@@ -347,6 +348,8 @@ class Script:
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
     submitted: list[Submitted] = field(default_factory=list)
+    #: Branches that leave a variable of a launcher with different values: where each starts, and its outcomes.
+    branches: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return where statements start and end, with those of a file in the place of the one that sources it."""

@@ -85,6 +85,28 @@ def test_the_message_of_a_syntax_error_is_no_warning() -> None:
     ]
 
 
+def test_a_first_line_that_is_damaged_is_found() -> None:
+    script = b"x#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=1:00:00\nsrun python train.py\n"
+    assert ("AR403", 1) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+def test_accelerate_that_knows_of_one_machine_on_each_of_two_nodes_is_found() -> None:
+    script = (
+        b"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=1:00:00\nsrun accelerate launch --num_processes 4 train.py\n"
+    )
+    assert ("AR308", 4) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+def test_a_shell_that_reads_kill_commands_made_of_a_list_of_processes_is_found() -> None:
+    script = b"""ps -ef | grep "train" | grep -v grep | awk '{print "kill -9 "$2}' | sh\n"""
+    assert [finding.rule.code for finding in lint("job.sh", script) if finding.rule.severity != "hint"] == ["AR903"]
+
+
+def test_gpus_of_the_only_task_of_a_node_are_those_of_the_node() -> None:
+    script = b"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-task=2\nsrun torchrun --nproc-per-node=4 train.py\n"
+    assert "AR106" in {finding.rule.code for finding in lint("job.sh", script)}
+
+
 @pytest.mark.parametrize("value", ["24h", "12h30m", "1h30m", "1-12h", "12:00:00h"])
 def test_a_time_that_sbatch_refuses_is_found(value: str) -> None:
     script = f"#!/bin/bash\n#SBATCH --time={value}\nsrun python train.py\n".encode()

@@ -64,8 +64,9 @@ def _with_variable(view: View) -> Iterator[Found]:
 )
 def _no_first_line(view: View) -> Iterator[Found]:
     script = view.script
-    if script.kind == "slurm" and not script.shebang and script.read:
-        yield Found(script.directives[0].at)
+    is_damaged = b"#!" in script.text.data.partition(b"\n")[0]  # x#!/bin/bash
+    if script.kind == "slurm" and not script.shebang and (script.read or (is_damaged and script.directives)):
+        yield Found(0 if is_damaged else script.directives[0].at)
 
 
 @likely(
