@@ -342,6 +342,8 @@ class Script:
     shell_options: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
+    #: Where a backslash and blanks stand before a comment, which our parser takes for blanks.
+    cut_by_comment: list[int] = field(default_factory=list)
     #: By the name of a text with a syntax error: where it is, or where the text is read, and the text.
     unparsed: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     #: Where each statement of the script itself starts and ends.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,6 +36,7 @@ _BUDGET = 2 << 20
 _COMMANDS, _WORDS = 3000, 2000
 #: Files that are read beside one.
 _FILES = 20
+_CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
 _STATEMENTS_SKIPPED = {"comment", "heredoc_body", "\n", ";", ";;", "&", "&&", "||", "|", "|&"}
 #: The depth of the statements of a script and of functions and branches in it, roughly.
 _TOP = 12
@@ -95,6 +97,10 @@ class Walker(Expander):
             spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
             owner = self.script.text.file_of(piece.start) if piece.start else self.script
             owner.statements = [(piece.at(child.start_byte), piece.at(child.end_byte)) for child in spans]
+        for match in _CUT.finditer(piece.data) if self._depth == 1 and not piece.start else ():
+            node = root.descendant_for_byte_range(match.end() - 1, match.end())
+            if node is not None and node.type == "comment" and node.start_byte == match.end() - 1:
+                self.script.cut_by_comment.append(piece.at(match.start()))
         self._block(root, context)
         self._depth -= 1
         self._piece, self._last = outer

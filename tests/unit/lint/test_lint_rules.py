@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomllib
 
-from allranks.lint.engine import lint
+from allranks.lint.engine import lint, rule_of
 from allranks.lint.reading import read_scripts
 from allranks.lint.rules import FAMILIES, RULES
 from allranks.lint.rules.base import Rule
@@ -83,6 +83,33 @@ def test_the_message_of_a_syntax_error_is_no_warning() -> None:
     assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR217"] == [
         "bash cannot read the script: line 5: syntax error: unexpected end of file"
     ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "PYTHONPATH=.:$PYTHONPATH \\    # where it is\ntorchrun --standalone train.py\n",
+        'ARGS=(\n  --size 7 \\ # small\n  --epochs 3\n)\ntorchrun --standalone train.py "${ARGS[@]}"\n',
+        "torchrun --standalone \\ # one node\n  train.py\n",
+    ],
+)
+def test_a_backslash_before_a_blank_and_a_comment_is_found(script: str) -> None:
+    findings = lint("job.sh", f"#!/bin/bash\n{script}".encode(), [rule_of("AR202")])
+    assert [finding.what for finding in findings] == [
+        "a backslash before a blank is an argument, and continues no line, and the options from here on are lost"
+    ]
+
+
+@pytest.mark.parametrize("word", ["SBATCH", "!#SBATCH", "#SBARCH", "#SABTCH", "# SBTACH"])
+def test_a_directive_that_is_none_is_found(word: str) -> None:
+    script = f"#!/bin/bash\n#SBATCH --time=1:00:00\n{word} --nodes=2\nsrun python train.py\n".encode()
+    assert ("AR404", 3) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+@pytest.mark.parametrize("word", ["# SEARCH", "# SBATCH", "##SBATCH", "# SMALL", "#SETUP"])
+def test_a_comment_that_is_no_directive_is_not_found(word: str) -> None:
+    script = f"#!/bin/bash\n#SBATCH --time=1:00:00\n{word} --nodes=2\nsrun python train.py\n".encode()
+    assert "AR404" not in {finding.rule.code for finding in lint("job.sh", script)}
 
 
 def test_a_first_line_that_is_damaged_is_found() -> None:
