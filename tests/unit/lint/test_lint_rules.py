@@ -112,6 +112,21 @@ def test_a_comment_that_is_no_directive_is_not_found(word: str) -> None:
     assert "AR404" not in {finding.rule.code for finding in lint("job.sh", script)}
 
 
+@pytest.mark.parametrize(
+    ("start", "is_found"),
+    [
+        ("accelerate launch --num_processes 4", True),
+        ("deepspeed --num_gpus 4", True),
+        ("accelerate launch --cpu --num_processes 4", False),
+        ("accelerate launch --num_processes 2", False),
+        ("srun accelerate launch --num_machines 2 --machine_rank $SLURM_NODEID --num_processes 4", False),
+    ],
+)
+def test_ranks_of_accelerate_and_deepspeed_are_counted_against_the_gpus(start: str, is_found: bool) -> None:
+    script = f"#!/bin/bash\n#SBATCH --gpus-per-node=2\n#SBATCH --time=1:00:00\n{start} train.py\n".encode()
+    assert ("AR106" in {finding.rule.code for finding in lint("job.sh", script)}) == is_found
+
+
 def test_a_first_line_that_is_damaged_is_found() -> None:
     script = b"x#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=1:00:00\nsrun python train.py\n"
     assert ("AR403", 1) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
