@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,8 +106,16 @@ def read_branches(path: str, data: bytes) -> Iterator[View]:
     views = read_scripts(path, data)
     yield from views
     for at, outcomes in [*views[0].script.branches.items()][:_BRANCHES]:
-        for outcome in outcomes[:_OUTCOMES]:
-            yield from read_scripts(path, data, taken={at: outcome})
+        read = [read_scripts(path, data, taken={at: outcome}) for outcome in outcomes[:_OUTCOMES]]
+        # Where another outcome is for many nodes, one for a single node belongs to a job of one node.
+        has_many = any(not _is_for_one_node(found) for found in read)
+        for found in read:
+            yield from () if has_many and _is_for_one_node(found) else found
+
+
+def _is_for_one_node(views: Sequence[View]) -> bool:
+    """Return whether all launchers of a script, if it has any, are told of one node."""
+    return all(launch.nnodes == 1 for launch in views[0].launches if not launch.is_python)
 
 
 def _is_script(word: Word) -> bool:

@@ -51,6 +51,7 @@ def test_a_branch_that_sets_arguments_of_the_script_alone_is_not_read_again() ->
         f'LAUNCH="torchrun --nproc-per-node=4 {_MEET}"\n[ "$SLURM_NNODES" -eq 1 ] && LAUNCH=torchrun\n',
         f'MODE=wide\ncase $MODE in one) LAUNCH=torchrun;; wide) LAUNCH="torchrun --nproc-per-node=4 {_MEET}";; esac\n',
         f'case $1 in wide) LAUNCH="torchrun --nproc-per-node=4 {_MEET}";; *) LAUNCH=torchrun; exit 1;; esac\n',
+        f'if [ $1 = one ]; then LAUNCH=torchrun; else LAUNCH="torchrun --nproc-per-node=4 {_MEET}"; fi\n',
         f'if [ $COUNT_NODES -gt 1 ]; then LAUNCH="torchrun --nproc-per-node=4 {_MEET}"; else LAUNCH=torchrun; fi\n',
     ],
 )
