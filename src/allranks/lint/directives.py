@@ -152,8 +152,8 @@ def _slurm(script: Script) -> Resources:
     if per_node is None and tasks and nodes and tasks % nodes == 0:
         per_node = tasks // nodes
     per_task = gpus_in(script.option("gpus-per-task"))
-    if gpus is None and per_task and per_node:
-        gpus = per_task * per_node
+    if gpus is None and per_task and (per_node or tasks is None):
+        gpus = per_task * (per_node or 1)
     return Resources(nodes, gpus, tasks, per_node, number(script.option("cpus-per-task")))
 
 

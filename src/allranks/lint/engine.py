@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from allranks.errors import UsageError
 from allranks.lint.model import Place, Text
-from allranks.lint.reading import View, read_scripts
+from allranks.lint.reading import View, read_branches
 from allranks.lint.rules import RULES
 from allranks.lint.rules.base import Edit, Rule
 
@@ -80,7 +80,7 @@ def lint(path: str, data: bytes, rules: Sequence[Rule] = RULES) -> list[Finding]
     """Return what the rules find in a script, in the order of its lines."""
     found: dict[tuple[str, str, Place], Finding] = {}
     ignored: dict[int, Collection[str]] | None = None
-    for view in read_scripts(path, data):
+    for view in read_branches(path, data):
         for rule in rules:
             for finding in _findings(rule, view):
                 if ignored is None:

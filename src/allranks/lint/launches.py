@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from allranks.lint.directives import Resources, number
-from allranks.lint.model import MPI, REMOTE, Command, Script, Word
+from allranks.lint.model import LAUNCHERS, MPI, REMOTE, Command, Script, Word
 from allranks.lint.syntax import NO_CALL, SYNTAX, Call, read_call, read_options
-from allranks.lint.unwrap import LAUNCHERS, is_python
+from allranks.lint.unwrap import is_python
 
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 _NEXT_IS_OPTION = re.compile(rb"[^\n]*\n[ \t]*--?[A-Za-z]")

@@ -16,6 +16,7 @@ REMOTE = MPI | frozenset(
         *("jsrun", "aprun", "ibrun"),  # Of IBM, Cray and TACC.
     }
 )
+LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
 
 
 class Place(NamedTuple):
@@ -341,12 +342,16 @@ class Script:
     shell_options: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
+    #: Where a backslash and blanks stand before a comment, which our parser takes for blanks.
+    cut_by_comment: list[int] = field(default_factory=list)
     #: By the name of a text with a syntax error: where it is, or where the text is read, and the text.
     unparsed: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
     submitted: list[Submitted] = field(default_factory=list)
+    #: Branches that leave a variable of a launcher with different values: where each starts, and its outcomes.
+    branches: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return where statements start and end, with those of a file in the place of the one that sources it."""

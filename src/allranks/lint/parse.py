@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from os.path import realpath
 from typing import TYPE_CHECKING
 
 from allranks.lint.beside import file_beside, leads_here
+from allranks.lint.branches import BY_NODES, Branch, leaves, matching, test_result
 from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, comparable, errors, text_of
 from allranks.lint.files import other_kind
-from allranks.lint.model import REMOTE, Assignment, Command, Context, Directive, Loop, Part, Script, Submitted, Word
+from allranks.lint.model import (
+    LAUNCHERS,
+    REMOTE,
+    Assignment,
+    Command,
+    Context,
+    Directive,
+    Loop,
+    Part,
+    Script,
+    Submitted,
+    Word,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -22,9 +36,16 @@ _BUDGET = 2 << 20
 _COMMANDS, _WORDS = 3000, 2000
 #: Files that are read beside one.
 _FILES = 20
+_CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
 _STATEMENTS_SKIPPED = {"comment", "heredoc_body", "\n", ";", ";;", "&", "&&", "||", "|", "|&"}
+#: The depth of the statements of a script and of functions and branches in it, roughly.
+_TOP = 12
+#: Words that end a statement, or go on with it.
+_ENDS = frozenset({b"done", b"fi", b"esac", b"then", b"do", b"elif", b"else"})
 #: Commands that people expect to succeed: what follows ``&&`` after them is run.
 _SURE = {"cd", "pushd", "mkdir", "source", ".", "ulimit", "umask", "unset", "export", "module", "ml", "conda", "sleep"}
+#: Programs for which it counts what a branch has set.
+STARTERS = REMOTE | LAUNCHERS
 #: Commands that give values to the variables that they name.
 _READERS = {"read", "mapfile", "readarray", "getopts", "let", "printf"}
 
@@ -49,6 +70,9 @@ class Walker(Expander):
         self._budget = _BUDGET
         self._last: dict[str, int] = {}  # Where each variable is assigned last in the text that is being walked over.
         self._open = [realpath(script.path)]  # The files that are being walked over, the innermost last.
+        #: Of branches, by where they start, the outcome that is taken to have happened.
+        self.taken: dict[int, int] = {}
+        self._open_choices: dict[str, Branch] = {}  # The branches that leave each variable with different values.
 
     def _parse(self, data: bytes) -> Node | None:
         """Return the tree of a text; None once all together are too long."""
@@ -70,6 +94,10 @@ class Walker(Expander):
             spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
             owner = self.script.text.file_of(piece.start) if piece.start else self.script
             owner.statements = [(piece.at(child.start_byte), piece.at(child.end_byte)) for child in spans]
+        for match in _CUT.finditer(piece.data) if self._depth == 1 and not piece.start else ():
+            node = root.descendant_for_byte_range(match.end() - 1, match.end())
+            if node is not None and node.type == "comment" and node.start_byte == match.end() - 1:
+                self.script.cut_by_comment.append(piece.at(match.start()))
         self._block(root, context)
         self._depth -= 1
         self._piece, self._last = outer
@@ -143,6 +171,7 @@ class Walker(Expander):
             if child.type == "variable_assignment":
                 sets.append(self._assign(child, context, is_exported=True, is_prefix=True))
             elif child.type == "command_name":
+                self._check_name(child)
                 for part in child.children:
                     words += self._words(part, context)
             elif child.type in ("file_redirect", "herestring_redirect"):
@@ -156,10 +185,25 @@ class Walker(Expander):
             if word.value and word.value.isidentifier():
                 self._forget(word.value, command.at, context)
 
+    def _check_name(self, node: Node) -> None:
+        """Note the end of a statement that has no beginning: our parser takes ``done`` and ``fi`` for programs."""
+        if self._depth <= _TOP and self._piece.data[node.start_byte : node.end_byte] in _ENDS:
+            self._doubt(node)
+
+    def _doubt(self, node: Node) -> None:
+        """Note that bash may find a syntax error in the script itself where our parser found none."""
+        if self._piece.offsets is None and not self._piece.start:
+            self.script.unparsed.setdefault("the script", (self._piece.at(node.start_byte), self._piece.data))
+
     def add(self, command: Command) -> None:
         """Put a command into the model, and those that it starts."""
         if len(self.script.commands) == _COMMANDS:
             return
+        if command.name in STARTERS or not command.name:
+            for part in _before_program(command):
+                branch = self._open_choices.get(part.text.partition("[")[0]) if part.value is None else None
+                if branch:
+                    self.script.branches[branch.at] = branch.outcomes
         self.script.commands.append(command)
         if self._depth < DEEPEST:
             self._unwrap(self, command)
@@ -242,6 +286,8 @@ class Walker(Expander):
             return "<<<", Word((), *self._span(node))
         operator = "".join(child.type for child in node.children if not child.is_named)
         target = node.child_by_field_name("destination")
+        if target is not None and b"\n" in self._piece.data[node.start_byte : target.start_byte]:
+            self._doubt(node)  # <placeholder> at the end of a line.
         words = self._words(target, context) if target is not None else []
         at = self._piece.at(node.start_byte)
         return operator, words[0] if words else Word((), at, at)
@@ -279,15 +325,19 @@ class Walker(Expander):
 
     def _list(self, node: Node, context: Context) -> None:
         operator = next((child.type for child in node.children if child.type in ("&&", "||")), "")
-        for position, child in enumerate(
-            child for child in node.children if child.is_named and child.type != "comment"
-        ):
+        named = [child for child in node.children if child.is_named and child.type != "comment"]
+        result = test_result(named[0], self._known_value) if named else None
+        for position, child in enumerate(named):
             if position == 0:
                 self._statement(child, replace(context, chain=operator, redirects=()))
             elif operator == "&&" and self._is_sure(node.children[0]):
                 self._statement(child, context)
             else:
-                self._branches([[child]], replace(context, is_conditional=True), whole=False)
+                is_run = None if result is None else result == (operator == "&&")
+                chosen = None if is_run is None else int(is_run)
+                tests = self._source(named[0])
+                inner = replace(context, is_conditional=True)
+                self._branches([[child]], inner, whole=False, chosen=chosen, tests=tests)
 
     def _is_sure(self, node: Node) -> bool:
         """Return whether what follows ``&&`` after a command, or a list of them, is run where people expect it."""
@@ -298,6 +348,7 @@ class Walker(Expander):
 
     def _if(self, node: Node, context: Context) -> None:
         bodies: list[list[Node]] = [[]]
+        chosen = self._true_branch(node)
         for child in node.children:
             if child.type == "then":
                 bodies.append([])
@@ -308,30 +359,77 @@ class Walker(Expander):
         for child in bodies[0]:
             self._statement(child, replace(context, is_condition=True))
         has_else = any(child.type == "else_clause" for child in node.children)
-        self._branches(bodies[1:], replace(context, is_conditional=True), whole=has_else)
+        tests = " ".join(map(self._source, bodies[0]))
+        self._branches(bodies[1:], replace(context, is_conditional=True), whole=has_else, chosen=chosen, tests=tests)
+
+    def _true_branch(self, node: Node) -> int | None:
+        """Return which branch of ``if`` is run, counted from 1, 0 for none; None if that is not known."""
+        clauses = [node, *(child for child in node.children if child.type == "elif_clause")]
+        for position, clause in enumerate(clauses, 1):
+            at = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
+            tests = [child for child in clause.children[:at] if child.is_named and child.type != "comment"]
+            result = test_result(tests[0], self._known_value) if len(tests) == 1 else None
+            if result is not False:
+                return position if result else None
+        return len(clauses) + 1 if node.children[-2].type == "else_clause" else 0
+
+    def _known_value(self, node: Node) -> str | None:
+        """Return what a word of a test becomes, without noting that it is used."""
+        if any(below(node, "command_substitution", "process_substitution")):
+            return None
+        if node.type in ("variable_name", "number") and (number := self._number(self._source(node))) is not None:
+            return str(number)
+        uses = len(self.script.uses)
+        words = self._words(node, Context())
+        del self.script.uses[uses:]
+        return words[0].value if len(words) == 1 else None
 
     def _case(self, node: Node, context: Context) -> None:
+        items = [item for item in node.children if item.type == "case_item"]
+        patterns = [[self._source(value) for value in item.children_by_field_name("value")] for item in items]
+        value = node.child_by_field_name("value")
+        chosen = matching(patterns, self._known_value(value) if value is not None else None)
         bodies = []
-        for item in node.children:
-            if item.type == "case_item":
-                values = item.children_by_field_name("value")
-                bodies.append([child for child in item.children if child.is_named and child not in values])
-        self._branches(bodies, replace(context, is_conditional=True), whole=False)
+        for item in items:
+            values = item.children_by_field_name("value")
+            bodies.append([child for child in item.children if child.is_named and child not in values])
+        tests = self._source(value) if value is not None else ""
+        is_whole = ["*"] in patterns
+        self._branches(bodies, replace(context, is_conditional=True), whole=is_whole, chosen=chosen, tests=tests)
 
-    def _branches(self, bodies: Sequence[Sequence[Node]], context: Context, *, whole: bool) -> None:
-        """Walk over bodies of which one is run, or none; what they leave differently is not known afterwards."""
-        before = self.values
-        outcomes = [] if whole else [before]
+    def _branches(
+        self, bodies: Sequence[Sequence[Node]], context: Context, *, whole: bool, chosen: int | None, tests: str
+    ) -> None:
+        """Walk over bodies of which one is run, or none; what they leave differently is not known afterwards.
+
+        Args:
+            bodies: the statements of each branch.
+            context: what stands around them.
+            whole: whether one of them is run for certain.
+            chosen: which of them is run, counted from 1, 0 for none; None if that is not known.
+            tests: what decides.
+        """
+        before, at = self.values, self._piece.at(bodies[0][0].start_byte) if bodies and bodies[0] else -1
+        outcomes = [before]
+        goes_on = [not whole]
         for body in bodies:
             self.values = dict(before)
             for child in body:
                 if child.type not in _STATEMENTS_SKIPPED:
                     self._statement(child, context)
             outcomes.append(self.values)
-        names = {name for outcome in outcomes for name in outcome}
-        first = outcomes[0] if outcomes else before
-        same = {name for name in names if len({comparable(outcome.get(name)) for outcome in outcomes}) == 1}
-        self.values = {name: first.get(name) if name in same else None for name in names}
+            goes_on.append(not leaves(body, self._source))
+        chosen = self.taken.get(at, chosen)
+        if chosen is not None and chosen < len(outcomes):
+            self.values = outcomes[chosen]
+            return
+        possible = [position for position, is_possible in enumerate(goes_on) if is_possible]
+        ends = [outcomes[position] for position in possible] or [before]
+        names = {name for end in ends for name in end}
+        same = {name for name in names if len({comparable(end.get(name)) for end in ends}) == 1}
+        self.values = {name: ends[0].get(name) if name in same else None for name in names}
+        if not context.loops and not context.function and not BY_NODES.search(tests):
+            self._open_choices |= dict.fromkeys(names - same, Branch(at, tuple(possible)))
 
     def _loop(self, node: Node, context: Context, *, reads_input: bool = False) -> None:
         is_while = node.type == "while_statement"
@@ -378,6 +476,14 @@ class Walker(Expander):
     def _assigned_in(self, node: Node | None) -> set[str]:
         found = below(node, "variable_assignment") if node is not None else ()
         return {self._source(child.children[0]).partition("[")[0] for child in found}
+
+
+def _before_program(command: Command) -> Iterator[Part]:
+    """Yield the variables among a launcher and its options, without those of the script's arguments."""
+    for word in command.words:
+        if word.shown.endswith(".py") or word.value == "-m":
+            return
+        yield from word.variables
 
 
 _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,8 @@ from allranks.lint.parse import Walker
 from allranks.lint.syntax import Call, Given, read_call
 from allranks.lint.unwrap import unwrap
 
+#: Branches of a file, and outcomes of each, for which it is read again.
+_BRANCHES, _OUTCOMES = 2, 3
 _DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS)\s", re.MULTILINE)
 
 
@@ -76,16 +78,17 @@ class View:
         return self.script.text.place(offset)
 
 
-def read_scripts(path: str, data: bytes, run: Run | None = None) -> list[View]:
+def read_scripts(path: str, data: bytes, run: Run | None = None, taken: dict[int, int] | None = None) -> list[View]:
     """Return the script in a file, those that it writes or submits as here-documents, and files that it submits.
 
     Args:
         path: the file.
         data: its content.
         run: how it is run, if it is to be read so.
+        taken: the outcome of branches, by where they start, that is taken to have happened.
     """
     text = Text(data, path)
-    main = _read(path, text, Piece(data), run=run)
+    main = _read(path, text, Piece(data), run=run, taken=taken)
     found = [main]
     for command in main.script.commands:
         for operator, word in command.redirects:
@@ -98,12 +101,36 @@ def read_scripts(path: str, data: bytes, run: Run | None = None) -> list[View]:
     return found
 
 
+def read_branches(path: str, data: bytes) -> Iterator[View]:
+    """Yield the scripts in a file, and again for each outcome of the branches that set what a launcher gets."""
+    views = read_scripts(path, data)
+    yield from views
+    for at, outcomes in [*views[0].script.branches.items()][:_BRANCHES]:
+        read = [read_scripts(path, data, taken={at: outcome}) for outcome in outcomes[:_OUTCOMES]]
+        # Where another outcome is for many nodes, one for a single node belongs to a job of one node.
+        has_many = any(not _is_for_one_node(found) for found in read)
+        for found in read:
+            yield from () if has_many and _is_for_one_node(found) else found
+
+
+def _is_for_one_node(views: Sequence[View]) -> bool:
+    """Return whether all launchers of a script, if it has any, are told of one node."""
+    return all(launch.nnodes == 1 for launch in views[0].launches if not launch.is_python)
+
+
 def _is_script(word: Word) -> bool:
     start = word.parts[0].text if word.parts else ""
     return start.startswith("#!") or bool(_DIRECTIVE.search(start.encode("utf-8", "surrogateescape")))
 
 
-def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = None, run: Run | None = None) -> View:
+def _read(
+    path: str,
+    text: Text,
+    piece: Piece,
+    submitted: Submitted | None = None,
+    run: Run | None = None,
+    taken: dict[int, int] | None = None,
+) -> View:
     first = piece.data.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
     script = Script(path, text, "plain", first if first.startswith("#!") else "")
     script.switch_on(script.shebang.split()[1:])
@@ -115,6 +142,7 @@ def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = Non
     view = View(script)
     walker = Walker(script, known_variables(script, view.resources), unwrap)
     walker.run = run
+    walker.taken = taken or {}
     walker.values = submitted.values if submitted else {}
     walker.walk(piece, Context())
     # Lines of here-documents may look like directives; those after the first command are comments of the script itself.

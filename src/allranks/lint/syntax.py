@@ -190,7 +190,7 @@ WRAPPERS = {
     "taskset": ("-c --cpu-list", ""),
     "timeout": ("-s -k --signal --kill-after", "--foreground --preserve-status"),
     "env": ("-u --unset -C --chdir", "-i"),
-    "sudo": ("-u -g", "-E -H -n"),
+    "sudo": ("-u -g", "-E -H -n -S"),
     "unbuffer": ("", "-p"),
     "catchsegv": ("", ""),
     "nsys": ("", ""),

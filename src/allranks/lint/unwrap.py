@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from allranks.lint.directives import options_of
 from allranks.lint.expand import Value, piece_of
-from allranks.lint.model import REMOTE, Assignment, Command, Context, Part, Word
+from allranks.lint.model import LAUNCHERS, REMOTE, Assignment, Command, Context, Part, Word
 from allranks.lint.parse import Walker
 from allranks.lint.syntax import SYNTAX, WRAPPERS, read_call
 
@@ -37,7 +37,6 @@ MODULES = {
     "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
 }
-LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
 STARTERS = LAUNCHERS | SHELLS | REMOTE | {"env", "nohup", "composer", "fabric", "lightning"}
 _WHICH = re.compile(r"[$`]\(?(?:which|command -v)\s+([\w.]+)\)?`?")
 

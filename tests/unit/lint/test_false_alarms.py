@@ -26,10 +26,22 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
             f"{_ONE}{_ALONE} | tee log.txt\npython evaluate.py\n", id="an exit code that pipefail would not save"
         ),
         pytest.param(
+            f"{_ONE}jupyter lab --port=8000 &\npython prepare.py\nsleep infinity\n", id="a job that is a server"
+        ),
+        pytest.param(f"{_ONE}sudo -n nvidia-smi -pm 1\n{_ALONE}\n", id="sudo that asks for nothing"),
+        pytest.param(
+            f"#!/bin/bash\nCMD='{_ALONE} | tee log.txt'\neval $CMD\npython report.py\n",
+            id="an exit code of eval that nothing reads",
+        ),
+        pytest.param(
+            f"{_TWO}srun accelerate launch --config_file two.yaml --num_processes 8 train.py\n",
+            id="machines that a file of accelerate may give",
+        ),
+        pytest.param(
             "#!/bin/sh\n#BSUB -q gpu\nsource venv/bin/activate\npython train.py\n", id="sh of a cluster with LSF"
         ),
         pytest.param(
-            f"{_TWO}if [ $SLURM_NNODES -gt 1 ]; then\n  export MEET='--nnodes=2'\nelse\n  export MEET=\nfi\n"
+            f"{_TWO}if [ $NODES -gt 1 ]; then\n  export MEET='--nnodes=2'\nelse\n  export MEET=\nfi\n"
             'srun bash -c "torchrun --nproc-per-node=4 ${MEET} train.py"\n',
             id="options in a variable that is not known",
         ),

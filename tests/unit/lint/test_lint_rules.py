@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomllib
 
-from allranks.lint.engine import lint
+from allranks.lint.engine import lint, rule_of
 from allranks.lint.reading import read_scripts
 from allranks.lint.rules import FAMILIES, RULES
 from allranks.lint.rules.base import Rule
@@ -83,6 +83,70 @@ def test_the_message_of_a_syntax_error_is_no_warning() -> None:
     assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR217"] == [
         "bash cannot read the script: line 5: syntax error: unexpected end of file"
     ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "PYTHONPATH=.:$PYTHONPATH \\    # where it is\ntorchrun --standalone train.py\n",
+        'ARGS=(\n  --size 7 \\ # small\n  --epochs 3\n)\ntorchrun --standalone train.py "${ARGS[@]}"\n',
+        "torchrun --standalone \\ # one node\n  train.py\n",
+    ],
+)
+def test_a_backslash_before_a_blank_and_a_comment_is_found(script: str) -> None:
+    findings = lint("job.sh", f"#!/bin/bash\n{script}".encode(), [rule_of("AR202")])
+    assert [finding.what for finding in findings] == [
+        "a backslash before a blank is an argument, and continues no line, and the options from here on are lost"
+    ]
+
+
+@pytest.mark.parametrize("word", ["SBATCH", "!#SBATCH", "#SBARCH", "#SABTCH", "# SBTACH"])
+def test_a_directive_that_is_none_is_found(word: str) -> None:
+    script = f"#!/bin/bash\n#SBATCH --time=1:00:00\n{word} --nodes=2\nsrun python train.py\n".encode()
+    assert ("AR404", 3) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+@pytest.mark.parametrize("word", ["# SEARCH", "# SBATCH", "##SBATCH", "# SMALL", "#SETUP"])
+def test_a_comment_that_is_no_directive_is_not_found(word: str) -> None:
+    script = f"#!/bin/bash\n#SBATCH --time=1:00:00\n{word} --nodes=2\nsrun python train.py\n".encode()
+    assert "AR404" not in {finding.rule.code for finding in lint("job.sh", script)}
+
+
+@pytest.mark.parametrize(
+    ("start", "is_found"),
+    [
+        ("accelerate launch --num_processes 4", True),
+        ("deepspeed --num_gpus 4", True),
+        ("accelerate launch --cpu --num_processes 4", False),
+        ("accelerate launch --num_processes 2", False),
+        ("srun accelerate launch --num_machines 2 --machine_rank $SLURM_NODEID --num_processes 4", False),
+    ],
+)
+def test_ranks_of_accelerate_and_deepspeed_are_counted_against_the_gpus(start: str, is_found: bool) -> None:
+    script = f"#!/bin/bash\n#SBATCH --gpus-per-node=2\n#SBATCH --time=1:00:00\n{start} train.py\n".encode()
+    assert ("AR106" in {finding.rule.code for finding in lint("job.sh", script)}) == is_found
+
+
+def test_a_first_line_that_is_damaged_is_found() -> None:
+    script = b"x#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=1:00:00\nsrun python train.py\n"
+    assert ("AR403", 1) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+def test_accelerate_that_knows_of_one_machine_on_each_of_two_nodes_is_found() -> None:
+    script = (
+        b"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=1:00:00\nsrun accelerate launch --num_processes 4 train.py\n"
+    )
+    assert ("AR308", 4) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+def test_a_shell_that_reads_kill_commands_made_of_a_list_of_processes_is_found() -> None:
+    script = b"""ps -ef | grep "train" | grep -v grep | awk '{print "kill -9 "$2}' | sh\n"""
+    assert [finding.rule.code for finding in lint("job.sh", script) if finding.rule.severity != "hint"] == ["AR903"]
+
+
+def test_gpus_of_the_only_task_of_a_node_are_those_of_the_node() -> None:
+    script = b"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-task=2\nsrun torchrun --nproc-per-node=4 train.py\n"
+    assert "AR106" in {finding.rule.code for finding in lint("job.sh", script)}
 
 
 @pytest.mark.parametrize("value", ["24h", "12h30m", "1h30m", "1-12h", "12:00:00h"])

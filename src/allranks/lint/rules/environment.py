@@ -212,9 +212,10 @@ def _mpi_environment(view: View) -> Iterator[Found]:
 
 @likely("AR813 sudo-in-a-job", "sudo asks for a password in a job, and fails", fix="leave it out", source="sudo(8)")
 def _sudo(view: View) -> Iterator[Found]:
-    for command in view.script.named("sudo") if view.script.kind != "plain" else ():
-        yield Found(command.at)
-        return
+    for command, call in view.calls("sudo") if view.script.kind != "plain" else ():
+        if not call.get("-n", "-S"):  # It asks for nothing, or reads the password from its input.
+            yield Found(command.at)
+            return
 
 
 @hint(

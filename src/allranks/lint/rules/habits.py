@@ -78,14 +78,21 @@ def _kills_by_name(view: View) -> Iterator[Found]:
         searches = is_kill and re.search(r"\bgrep\b", text) and _COMMON.search(text)
         if by_name:
             yield Found(command.at, {"what": f"{command.name} {text}"})
-        elif searches or (command.name == "xargs" and "kill" in command.values and _pipeline_greps(view, command)):
+        elif searches or (_is_kill(command) and _pipeline_greps(view, command)):
             yield Found(command.at, {"what": "kill by a search for a name"})
+
+
+def _is_kill(command: Command) -> bool:
+    """Return whether a command kills the processes that it reads: ``xargs kill``, or ``awk '…kill…' | sh``."""
+    if command.name == "awk":
+        return "kill" in command.text and command.context.pipe[-1:] in (("sh",), ("bash",))
+    return command.name == "xargs" and "kill" in command.values
 
 
 def _pipeline_greps(view: View, command: Command) -> bool:
     line = view.script.text.line(view.place(command.at).line)
-    greps = [other for other in view.script.named("grep", "pgrep") if "xargs" in other.context.pipe]
-    return any(_COMMON.search(grep.text) for grep in greps) and "xargs" in line
+    greps = [other for other in view.script.named("grep", "pgrep") if command.name in other.context.pipe]
+    return any(_COMMON.search(grep.text) for grep in greps) and command.name in line
 
 
 @likely(

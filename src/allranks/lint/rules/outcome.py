@@ -16,7 +16,8 @@ _GOES_ON = ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "
 #: Programs that run until they are killed, with the words after them that make them so.
 _SERVERS = re.compile(
     r"tensorboard|jupyter|jupyter-(?:lab|notebook)|mlflow (?:ui|server)|redis-server|visdom|gpustat .*-(?:i|-watch)"
-    r"|vllm serve|ray start .*--block|tail .*-[fF]|watch|nvtop|nvidia-smi (?:.*(?:-lm?s?\b|--loop)|[dp]mon|daemon)"
+    r"|code-server|vllm serve"
+    r"|ray start .*--block|tail .*-[fF]|watch|nvtop|nvidia-smi (?:.*(?:-lm?s?\b|--loop)|[dp]mon|daemon)"
     r"|python\S* -m (?:http\.server|visdom|vllm\.entrypoints|sglang\.launch_server|tensorboard)"
 )
 
@@ -43,10 +44,11 @@ def _tee(view: View) -> Iterator[Found]:
 def _is_code_read(view: View, command: Command) -> bool:
     """Return whether the exit code of a pipeline counts for anything: else ``pipefail`` would change nothing."""
     context, root = command.context, command.root
-    if "errexit" in view.script.shell_options or "?" in view.script.used or context.level or context.function:
+    is_inner = bool(context.function or (context.level and root.name != "eval"))
+    if is_inner or "errexit" in view.script.shell_options or "?" in view.script.used:
         return True
     after = [each for each in view.top_commands if each.order > root.order]
-    return bool(root.context.chain) or len(after) <= len(root.context.pipe or context.pipe)
+    return bool(root.context.chain) or len(after) <= len(root.context.pipe)
 
 
 def _roots(view: View) -> list[Command]:
@@ -302,7 +304,8 @@ def _others_hang(view: View) -> Iterator[Found]:
 )
 def _sleeps(view: View) -> Iterator[Found]:
     last = view.top_commands[-1].order if view.top_commands else 0
-    for command in view.script.named("sleep") if view.script.kind != "plain" else ():
+    has_server = any(_SERVERS.match(f"{command.name} {command.text}") for command in view.script.commands)
+    for command in view.script.named("sleep") if view.script.kind != "plain" and not has_server else ():
         value = command.args[0].value if command.args else None
         is_waiting = not command.context.is_background and not command.context.via
         is_last = command.order == last and bool(view.launches) and re.fullmatch(r"[3-9]\d\d|\d{4,5}|\d+h", value or "")

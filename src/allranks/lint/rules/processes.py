@@ -186,12 +186,13 @@ def _gpus(view: View, launch: Launch) -> int | None:
 @fatal(
     "AR106 more-ranks-than-gpus",
     "{ranks} ranks start on each node, which has {gpus} GPUs: invalid device ordinal, or two ranks on one GPU",
-    fix="make --nproc-per-node equal to the GPUs that are requested for a node",
+    fix="make --nproc-per-node, --num_gpus of deepspeed, or --num_processes of accelerate for each machine, equal to "
+    "the GPUs that are requested for a node",
     source=f"{SBATCH} --gres, --gpus-per-node; NCCL: Duplicate GPU detected",
 )
 def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
-    for launch in view.torchrun:
-        gpus = _gpus(view, launch)
+    for launch in view.launches:
+        gpus = None if launch.is_python or launch.call.get("--cpu") else _gpus(view, launch)
         if launch.nproc and gpus and launch.nproc > gpus:
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
 

@@ -172,17 +172,19 @@ def _node_rank(launch: Launch) -> int | None:
 
 @fatal(
     "AR308 each-node-alone",
-    "--nnodes is 1: {tasks} nodes train {tasks} models of their own, each on all data",
-    fix="--nnodes=$SLURM_NNODES --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint …",
-    source=f"{TORCHRUN} --nnodes, default 1",
+    "{launcher} is told of 1 node: {tasks} nodes train {tasks} models of their own, each on all data",
+    fix="--nnodes=$SLURM_NNODES --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint …; of accelerate "
+    "--num_machines, --machine_rank and --main_process_ip",
+    source=f"{TORCHRUN} --nnodes, default 1; accelerate launch --num_machines, default 1",
 )
 def _each_alone(view: View) -> Iterator[Found]:
     if view.script.sets("PET_NNODES"):
         return
     for launch in view.started_by("srun"):
-        is_alone = launch.is_torch and launch.nnodes == 1 and not launch.command.context.loops
+        is_agent = launch.is_torch or launch.name == "accelerate"
+        is_alone = is_agent and launch.nnodes == 1 and not launch.command.context.loops
         if is_alone and launch.tasks_per_node == 1 and launch.tasks and launch.tasks > 1:
-            yield Found(launch.command.at, {"tasks": launch.tasks})
+            yield Found(launch.command.at, {"tasks": launch.tasks, "launcher": launch.name})
 
 
 @fatal(

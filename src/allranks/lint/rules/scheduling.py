@@ -13,7 +13,7 @@ from allranks.lint.syntax import SYNTAX, read_call
 from allranks.lint.unwrap import SHELLS
 
 #: What a misspelled first word of a directive looks like.
-_ALMOST = re.compile(r"#\s?(?:SBACTH|SBTACH|SBATH|SABTCH|SBATCh|Sbatch|sbatch|SBACH|SBTCH|SBATCHH|PSB|pbs)\s+-")
+_ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
@@ -64,19 +64,28 @@ def _with_variable(view: View) -> Iterator[Found]:
 )
 def _no_first_line(view: View) -> Iterator[Found]:
     script = view.script
-    if script.kind == "slurm" and not script.shebang and script.read:
-        yield Found(script.directives[0].at)
+    is_damaged = b"#!" in script.text.data.partition(b"\n")[0]  # x#!/bin/bash
+    if script.kind == "slurm" and not script.shebang and (script.read or (is_damaged and script.directives)):
+        yield Found(0 if is_damaged else script.directives[0].at)
 
 
 @likely(
     "AR404 misspelled-directive",
-    "{word} is a comment: the scheduler does not read the line",
+    "{word} is no directive: the scheduler does not read the line",
     fix="#SBATCH, #PBS, in capitals and without a blank",
     source=SBATCH,
 )
 def _misspelled_word(view: View) -> Iterator[Found]:
+    for command in view.script.named("SBATCH", "!#SBATCH"):
+        if command.first.startswith("-"):
+            yield Found(command.at, {"word": command.name})
     for at, text in view.script.comments:
-        if at >= view.script.text.size or not _ALMOST.match(text) or view.script.kind == "plain":
+        match = _ALMOST.match(text)
+        if at >= view.script.text.size or not match or view.script.kind == "plain":
+            continue
+        if match[1] == "SBATCH" or (
+            match[1].startswith("S") and not get_close_matches(match[1].upper(), ["SBATCH"], 1, 0.8)
+        ):
             continue
         is_usage = re.match(r"#\s?(?:sbatch|pbs)\s", text) and re.search(r"\s[^-\s][^\s=]*\.\w+\s*$", text)
         if not is_usage:  # # sbatch --output=log train.sh

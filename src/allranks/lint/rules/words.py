@@ -45,8 +45,7 @@ def _spaced_assignment(view: View) -> Iterator[Found]:
 
 @fatal(
     "AR202 continued-line-is-cut",
-    "the shell runs a command named {word}: the line above does not end in a backslash, and the options from here on "
-    "are lost",
+    "{what}, and the options from here on are lost",
     fix="end each line of the command but the last in a backslash, with no blank after it and no comment line between",
     source=f"{BASH}, Quoting",
 )
@@ -55,13 +54,21 @@ def _cut_line(view: View) -> Iterator[Found]:
         return  # Else other text is read as bash.
     for assignment in view.script.assignments:  # The parser takes --option=value for one.
         if assignment.name.startswith("-"):
-            yield Found(assignment.at, {"word": assignment.name})
+            yield Found(assignment.at, {"what": _cut_before(assignment.name)})
             return
+    is_found = False
     for command in view.script.commands:
         word = command.words[0] if command.words else None
         is_text = word is not None and (word.parts[0].is_verbatim or command.context.level > 0)
         if word is not None and is_text and re.match(r"--?[A-Za-z]", word.prefix):
-            yield Found(command.at, {"word": word.shown})
+            yield Found(command.at, {"what": _cut_before(word.shown)})
+            is_found = True
+    for at in view.script.cut_by_comment[:1] if not is_found else ():
+        yield Found(at, {"what": "a backslash before a blank is an argument, and continues no line"})
+
+
+def _cut_before(word: str) -> str:
+    return f"the shell runs a command named {word}: the line above does not end in a backslash"
 
 
 @fatal(
