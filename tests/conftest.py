@@ -30,7 +30,7 @@ from waiting import PATIENCE
 from warm_python import WarmPopen, WarmPython
 
 #: What nohup, or a shell that starts the tests in the background, has had ignored: every child would ignore it too.
-for _number in (signal.SIGHUP, signal.SIGINT):
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 #: Until tests run: a worker imports torch and reads all tests, and would look for garbage in them again and again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,3 +249,22 @@ def test_a_test_leaves_no_run_behind(allranks, watch):
     watch.line(0, "up")
     allranks.close()
     assert marked("ALLRANKS_RUN_DIR", str(watch.run)) == []
+
+
+def test_a_run_whose_directory_is_removed_says_so(allranks, watch, assert_nothing_left):
+    allranks.script(TICKER)
+    process = allranks.popen("run", "train.py")
+    watch.line(0, "tick 1")
+    run = watch.run
+    shutil.rmtree(run)
+    (allranks.folder / "go").touch()
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1, err
+    said = err.decode().splitlines()
+    assert said[1:] == [
+        f"error: {run} is gone",
+        "  why: it was removed while a run wrote into it",
+        "  fix: start it again; allranks prune removes only runs that have ended",
+        f"error: {run.name} FAILED: its directory was removed while it ran",
+    ]
+    assert_nothing_left(run)

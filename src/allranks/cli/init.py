@@ -124,7 +124,8 @@ def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
         files = {"job.yaml": job.encode()}
     there = [str(path) for name in files if (path := Path(folder) / name).exists()]
     if there and not force:
-        raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
+        fix = "write into another directory (allranks init DIRECTORY), or overwrite with --force"
+        raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix=fix)
     try:
         for name, content in files.items():
             path = Path(folder) / name
@@ -135,7 +136,7 @@ def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
     except OSError as error:
         fix = "allranks init DIRECTORY with one that you may write to"
         raise UsageError(f"cannot write into {folder}", why=error.strerror, fix=fix) from error
-    render.talk("next: allranks run" + ("" if folder == "." else f" {shlex.quote(str(Path(folder) / 'job.yaml'))}"))
+    render.talk("next: allranks run" if folder == "." else f"next: cd {shlex.quote(folder)} && allranks run")
     return 0
 
 

@@ -132,6 +132,8 @@ class LocalCluster(ClusterKind):
 
     def _gone(self, run: Run) -> Status:
         """Return the status of a run whose agent is gone and has reported no end."""
+        if not run.folder.is_dir():
+            return Status(State.FAILED, "agent gone", "its directory was removed while it ran", 1)
         # Read again after the process: it may have reported its end between the two.
         reported = agents.reported_by(_folder(run))
         if reported.state.is_final:

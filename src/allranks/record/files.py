@@ -51,6 +51,9 @@ def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
 
 def unwritable(path: Path, error: OSError) -> RunFolderError:
     """Return the error for a file or directory of a run that cannot be written."""
+    if isinstance(error, FileNotFoundError) and not path.parent.exists():
+        fix = "start it again; allranks prune removes only runs that have ended"
+        return RunFolderError(f"{path.parent} is gone", why="it was removed while a run wrote into it", fix=fix)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return RunFolderError(
         f"cannot write {path}",

@@ -37,7 +37,7 @@ def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):
     written = sorted(path.name for path in (weird_tmp_path / "new" / "project").iterdir())
     assert written == [".gitignore", "job.yaml", "train.py"]
     named = allranks("init", "a b")
-    assert named.stderr.endswith("next: allranks run 'a b/job.yaml'\n")
+    assert named.stderr.endswith("next: cd 'a b' && allranks run\n")
 
 
 def test_init_keeps_a_script_and_overwrites_nothing(allranks):

@@ -36,7 +36,7 @@ def test_the_recipes_are_listed(allranks: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_copied(allranks: Any, name: str) -> None:
     done = allranks("init", "mine", "--recipe", name)
-    assert (done.rc, done.stderr.splitlines()[-1]) == (0, "next: allranks run mine/job.yaml")
+    assert (done.rc, done.stderr.splitlines()[-1]) == (0, "next: cd mine && allranks run")
     copy = allranks.folder / "mine"
     ignored = copy / ".gitignore"
     assert ignored.read_text() == "runs/\ncheckpoints/\nmetrics.jsonl\n__pycache__/\n"
@@ -51,7 +51,7 @@ def test_a_recipe_is_copied(allranks: Any, name: str) -> None:
 def test_a_recipe_overwrites_nothing(allranks: Any) -> None:
     allranks.script("mine")
     refused = allranks("init", "--recipe", "mnist")
-    assert (refused.rc, refused.message) == (2, {"error": "train.py exists already", "fix": "--force overwrites"})
+    assert (refused.rc, refused.message) == (2, {"error": "train.py exists already", "fix": "write into another directory (allranks init DIRECTORY), or overwrite with --force"})
     assert [path.name for path in allranks.folder.iterdir()] == ["train.py"]
     assert allranks("init", "--recipe", "mnist", "--force").rc == 0
     assert (allranks.folder / "train.py").read_bytes() == files_of("mnist")["train.py"]
