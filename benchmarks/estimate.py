@@ -39,7 +39,7 @@ from torch import distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 from allranks.runtime.model.allreduce import Message, SharedMessage
-from allranks.runtime.model.flat import Flat
+from allranks.runtime.model.flat_gradients import Flat
 from allranks.runtime.model.wrappers import Buckets
 
 sys.path.insert(0, os.getcwd())

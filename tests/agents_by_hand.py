@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.record import key
+from allranks.record import run_key
 from allranks.record.files import copy_node_code
 from allranks.system.processes import marked
 from node_orders import NODE
@@ -52,7 +52,7 @@ class ByHand:
     host: str = "127.0.0.1"
     popen: Callable[[int], Popen] = lambda node: subprocess.Popen
     port: int = field(default_factory=free_port)
-    key: bytes = field(default_factory=key.new)
+    key: bytes = field(default_factory=run_key.new)
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def orders(self, script: str, *args: str, **fields: Any) -> None:
@@ -60,7 +60,7 @@ class ByHand:
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / "train.py"
         target.write_text(script)
-        (self.folder / contract.KEY_FILE).write_text(key.written(self.key))
+        (self.folder / contract.KEY_FILE).write_text(run_key.written(self.key))
         run = {"run_id": self.folder.name, "run_dir": str(self.folder), "nnodes": self.nodes, "min_nodes": self.nodes}
         spec = replace(NODE, **{**run, "target": str(target), "args": args, **fields})
         (self.folder / "node.json").write_text(spec.to_json())

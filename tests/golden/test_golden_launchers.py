@@ -12,7 +12,7 @@ from golden_files import assert_bash, golden_of
 from golden_plans import plan_of
 
 from allranks.job.load import load_job
-from allranks.plan.plain import NodePlace, line_of
+from allranks.plan.torch_launcher import NodePlace, line_of
 
 GOLDEN = golden_of("launchers")
 EVERYTHING = """\

@@ -17,7 +17,7 @@ from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
 from allranks.agent.workers.fork_server import ForkClient
 from allranks.agent.workers.group import Outcome, WorkerGroup
-from allranks.record import key
+from allranks.record import run_key
 from allranks.record.events import EventWriter
 from allranks.record.spec import NodeSpec
 
@@ -46,7 +46,7 @@ def run_many_nodes(
             or the run has no key.
         StopRequestedError: the run is to stop.
     """
-    known = key.read(Path(node.run_dir, contract.KEY_FILE))
+    known = run_key.read(Path(node.run_dir, contract.KEY_FILE))
     coordinator = None
     if listener:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Each other node is a connection.

@@ -19,7 +19,7 @@ from allranks.job.yaml import dump_yaml
 from allranks.launch import submit as launching
 from allranks.launch.refresh import settled
 from allranks.logs.cause import cause_of
-from allranks.plan.plain import is_used
+from allranks.plan.torch_launcher import is_used
 from allranks.record import selftest
 from allranks.runs.status import State
 

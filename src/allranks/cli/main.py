@@ -92,7 +92,7 @@ class Verbs(click.Group):
         """Find the verb; an error names the one that may be meant."""
         word = args[0]
         if not word.startswith("-") and word.replace("_", "-") not in VERBS and not ctx.resilient_parsing:
-            from allranks.cli.usage import unknown_verb
+            from allranks.cli.usage_errors import unknown_verb
 
             raise unknown_verb(word, VERBS)
         return super().resolve_command(ctx, args)
@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:
-        from allranks.cli.usage import from_click
+        from allranks.cli.usage_errors import from_click
 
         render.error(from_click(error, cli, sys.argv[1:] if argv is None else argv))
         code = 2

@@ -107,12 +107,12 @@ def per_node_lines(
 
     ``ctx`` and ``values`` are the words and options as they were typed. JobError, UsageError: there are no such lines.
     """
-    from allranks.plan import plain
+    from allranks.plan import torch_launcher
 
     launch = launch_of(loaded)
     launch = replace(launch, job=launch.job.model_copy(update={"sync": type(launch.job.sync)()}))
     plan = _plan(launch, kind)
-    is_plain = plain.is_used(launch.job)
+    is_plain = torch_launcher.is_used(launch.job)
     typed = [*_typed(values, loaded)]
     args = ["--", *script_args(ctx)] if script_args(ctx) else []
     given = [word for flag in ("binary", "module") if values.get(flag) for word in (f"--{flag}", values[flag])]
@@ -125,8 +125,8 @@ def per_node_lines(
     for node in range(plan.nnodes):
         if is_plain:
             ranks, port = str(plan.world_size // plan.nnodes), str(plan.master_port)
-            place = plain.NodePlace(str(plan.nnodes), str(node), ranks, shlex.quote(plan.master_addr), port)
-            line = plain.line_of(launch.job, launch.folder, place)
+            place = torch_launcher.NodePlace(str(plan.nnodes), str(node), ranks, shlex.quote(plan.master_addr), port)
+            line = torch_launcher.line_of(launch.job, launch.folder, place)
         else:
             flags = ["--nnodes", str(plan.nnodes), "--node-rank", str(node)]
             flags += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]

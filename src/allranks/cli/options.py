@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks import contract
-from allranks.cli import pasted, render
+from allranks.cli import pasted_command, render
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
 from allranks.job.options import OPTIONS, TARGETS, Option
@@ -81,9 +81,9 @@ class JobCommand(click.Command):
         """
         if any(parameter.name == "target" for parameter in self.params) and not ctx.resilient_parsing:
             flags = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and each.is_flag]
-            at = pasted.start_of(args, {word for each in flags for word in (*each.opts, *each.secondary_opts)})
+            at = pasted_command.start_of(args, {word for each in flags for word in (*each.opts, *each.secondary_opts)})
             if at is not None:
-                raise pasted.error_of(args[at:], ctx.command_path, args[:at])
+                raise pasted_command.error_of(args[at:], ctx.command_path, args[:at])
         if "--" in args:
             at = args.index("--")
             ctx.meta[_SCRIPT_ARGS] = tuple(args[at + 1 :])
@@ -171,8 +171,8 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     if names_nothing and words and words[0].endswith(".py"):
         what, typed = f"no script is given: what follows -- is passed to it, {shlex.quote(words[0])} too", words[:1]
         raise UsageError(what, fix=f"{ctx.command_path} {shlex.join(typed)}{' -- ...' if words[1:] else ''}")
-    if names_nothing and pasted.name_of(words):
-        raise pasted.error_of(words, ctx.command_path, ctx.meta[TYPED])
+    if names_nothing and pasted_command.name_of(words):
+        raise pasted_command.error_of(words, ctx.command_path, ctx.meta[TYPED])
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
     loaded = load_job(

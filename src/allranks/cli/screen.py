@@ -27,10 +27,10 @@ from rich.text import Text
 
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import Run
-from allranks.view.choice import Choice, press, scrolled
 from allranks.view.feed import Feed, Snapshot
 from allranks.view.reader import Reader
-from allranks.view.several import Rows, RunsFeed
+from allranks.view.run_list import Rows, RunsFeed
+from allranks.view.selection import Choice, press, scrolled
 from allranks.view.watch import run_screen, runs_screen
 
 #: Seconds between two frames, if nothing happens in between.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import allranks
 from allranks import contract
 from allranks.errors import JobError, PreflightError
-from allranks.plan import environment, plain
+from allranks.plan import environment, torch_launcher
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, python_of, workdir_of
 from allranks.plan.layout import agent_config, lay_out, notify_files, notify_reasons, random_port, this_machine
@@ -36,8 +36,8 @@ def _refuse(request: Request) -> None:
             f"{least} nodes were requested, and cluster local is this one machine",
             fix="--nodes gpu1,gpu2 names hosts to use over SSH; --on NAME uses a cluster of clusters.yaml",
         )
-    if plain.is_used(job):
-        plain.refuse(job, least if request.node_rank is not None else 1)
+    if torch_launcher.is_used(job):
+        torch_launcher.refuse(job, least if request.node_rank is not None else 1)
     elif job.launch.launcher_args:
         raise JobError("launch.launcher_args: on cluster local the agent takes none", fix="leave them out")
 
@@ -58,7 +58,7 @@ class LocalPlanning:
         self._layout = layout = lay_out(job, this_machine(request.environ))
         nodes = 1 if node is None else job.resources.nodes[1]
         self._is_alone = nodes == 1
-        self._is_plain = plain.is_used(job)
+        self._is_plain = torch_launcher.is_used(job)
         made_from = (job, request.run_dir, self._entry, layout, self._python)
         self._spec = agent_config(*made_from, nodes=(nodes, nodes), node=node or 0)
         # Each of several nodes decides itself on what depends on it.
@@ -107,8 +107,8 @@ class LocalPlanning:
         decided = " ".join(each.subject for each in self._settings if each.subject not in job.environment.variables)
         why = "a run that a rank starts inherits none of these"
         if self._is_plain:
-            place = plain.own_place(spec, spec.master_port or random_port())
-            becomes = plain.start_lines(
+            place = torch_launcher.own_place(spec, spec.master_port or random_port())
+            becomes = torch_launcher.start_lines(
                 job,
                 self._python,
                 self._entry,
@@ -165,4 +165,4 @@ class LocalPlanning:
         yield from environment.unused_scheduler(job)
         yield from environment.only_over_ssh(job)
         if self._is_plain:
-            yield from plain.notes(job)
+            yield from torch_launcher.notes(job)

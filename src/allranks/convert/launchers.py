@@ -12,10 +12,10 @@ from typing import Final
 from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
-from allranks.lint.beside import file_beside, printed_by
 from allranks.lint.directives import number
 from allranks.lint.launches import Launch
 from allranks.lint.model import MPI, Assignment, Command, Part, Script, Word
+from allranks.lint.sourced_files import file_beside, printed_by
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 

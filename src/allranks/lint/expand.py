@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from allranks.lint.arithmetic import evaluate
-from allranks.lint.beside import directory_of
 from allranks.lint.model import Context, Part, Script, Use, Word
+from allranks.lint.sourced_files import directory_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node

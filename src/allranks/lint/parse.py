@@ -9,7 +9,6 @@ from functools import cache
 from os.path import realpath
 from typing import TYPE_CHECKING
 
-from allranks.lint.beside import file_beside, leads_here
 from allranks.lint.branches import BY_NODES, Branch, leaves, matching, test_result
 from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, comparable, errors, text_of
 from allranks.lint.files import other_kind
@@ -26,6 +25,7 @@ from allranks.lint.model import (
     Submitted,
     Word,
 )
+from allranks.lint.sourced_files import file_beside, leads_here
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser

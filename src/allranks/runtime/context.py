@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.calls import answering, no_attribute, positive, scale_factor
+from allranks.runtime.call_errors import answering, no_attribute, positive, scale_factor
 from allranks.runtime.exchange import CpuGroup, MainRank
 from allranks.runtime.peers import Peers, StepWatch
 from allranks.runtime.progress import Progress
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from allranks.runtime.data import make_evaluation_loader, make_loader
     from allranks.runtime.metrics import Metrics
     from allranks.runtime.model import accumulate_block, autocast_block, run_backward
-    from allranks.runtime.model.managed import Scaler
+    from allranks.runtime.model.managed_optimizer import Scaler
     from allranks.runtime.model.optimizer import make_optimizer
     from allranks.runtime.model.prepare import prepare_model
     from allranks.runtime.rendezvous import Membership
@@ -278,7 +278,7 @@ class Context:
     @cached_property
     def scaler(self) -> Scaler:
         """The gradient scaler, a ``torch.amp.GradScaler``: active with ``precision="fp16"`` only."""
-        from allranks.runtime.model.managed import Scaler
+        from allranks.runtime.model.managed_optimizer import Scaler
 
         return Scaler(self.device.type, enabled=self.precision == "fp16")
 

@@ -28,7 +28,7 @@ from allranks.record.estimate import BUCKET, FIRST_BUCKET, MeasuredStep
 from allranks.runtime.context import Context
 from allranks.runtime.data.mapped import batch_sizes
 from allranks.runtime.model.allreduce import LEAST
-from allranks.runtime.model.flat import LARGE
+from allranks.runtime.model.flat_gradients import LARGE
 from allranks.runtime.model.prepare import choose
 from allranks.runtime.model.wrappers import DTYPES, trained
 
@@ -309,7 +309,7 @@ def _buckets(parameters: list[Tensor], itemsize: int | None) -> Iterator[int]:
 
 
 def of_flat(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:
-    """Return the messages of :class:`allranks.runtime.model.flat.Flat`; ``itemsize`` as for buckets."""
+    """Return the messages of :class:`allranks.runtime.model.flat_gradients.Flat`; ``itemsize`` as for buckets."""
     messages, shared = [], 0
     for group in _by_type(parameters):
         size, small = itemsize or group[0].element_size(), 0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from allranks import contract
 from allranks.errors import AllranksError, RankError
-from allranks.record import key as run_key
+from allranks.record import run_key
 from allranks.runtime import log
 from allranks.runtime.peers import Peers, poll
 from allranks.runtime.steptime import EXCHANGE, StepClock

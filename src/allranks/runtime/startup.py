@@ -12,7 +12,7 @@ from allranks import contract
 from allranks.errors import RankError, unknown
 from allranks.runtime import device as devices
 from allranks.runtime import environment, stop
-from allranks.runtime.calls import answering, is_whole
+from allranks.runtime.call_errors import answering, is_whole
 from allranks.runtime.context import Context
 from allranks.runtime.peers import Peers
 from allranks.runtime.progress import connect_counter

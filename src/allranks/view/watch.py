@@ -15,10 +15,10 @@ from allranks.runs.metrics import SPEED
 from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.runs.usage import clock, traffic
-from allranks.view.choice import Choice
-from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
+from allranks.view.charts import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
-from allranks.view.several import Row, Rows
+from allranks.view.run_list import Row, Rows
+from allranks.view.selection import Choice
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"

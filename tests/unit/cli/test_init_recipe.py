@@ -51,7 +51,13 @@ def test_a_recipe_is_copied(allranks: Any, name: str) -> None:
 def test_a_recipe_overwrites_nothing(allranks: Any) -> None:
     allranks.script("mine")
     refused = allranks("init", "--recipe", "mnist")
-    assert (refused.rc, refused.message) == (2, {"error": "train.py exists already", "fix": "write into another directory (allranks init DIRECTORY), or overwrite with --force"})
+    assert (refused.rc, refused.message) == (
+        2,
+        {
+            "error": "train.py exists already",
+            "fix": "write into another directory (allranks init DIRECTORY), or overwrite with --force",
+        },
+    )
     assert [path.name for path in allranks.folder.iterdir()] == ["train.py"]
     assert allranks("init", "--recipe", "mnist", "--force").rc == 0
     assert (allranks.folder / "train.py").read_bytes() == files_of("mnist")["train.py"]

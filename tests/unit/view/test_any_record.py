@@ -20,9 +20,9 @@ from allranks.record.steptime import HEAD, Place, Window
 from allranks.runs.comparison import read
 from allranks.runs.record import load
 from allranks.runs.status import State, Status
-from allranks.view.choice import Choice
 from allranks.view.feed import Feed, Figures
 from allranks.view.report import to_data, to_page
+from allranks.view.selection import Choice
 from allranks.view.watch import below_log, run_screen
 
 HOUR = 3600.0

@@ -14,7 +14,7 @@ from allranks.clusters.registry import load_kind
 from allranks.runs.record import load
 from allranks.runs.status import State
 from allranks.view.feed import Curve, Feed, Snapshot
-from allranks.view.several import RunsFeed
+from allranks.view.run_list import RunsFeed
 
 
 @pytest.fixture

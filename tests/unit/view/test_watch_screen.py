@@ -13,9 +13,9 @@ import pytest
 from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status
 from allranks.runs.steptime import Position
-from allranks.view.choice import Choice, press
 from allranks.view.feed import Snapshot
-from allranks.view.several import Row, Rows
+from allranks.view.run_list import Row, Rows
+from allranks.view.selection import Choice, press
 from allranks.view.watch import below_log, run_screen, runs_screen
 
 #: 12:00:00, wherever the test runs.

@@ -14,7 +14,7 @@ from allranks import contract
 from allranks.clusters.batch.scheduler import Scheduler, UsableGpus
 from allranks.errors import JobError, PreflightError
 from allranks.job.units import format_count
-from allranks.plan import environment, layout, plain
+from allranks.plan import environment, layout, torch_launcher
 from allranks.plan.directives import warning_seconds, with_log_paths, written
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
@@ -154,7 +154,7 @@ class Draft:
     def _refuse(self) -> None:
         """Refuse what no scheduler can do."""
         job, scheduler = self.job, self.scheduler.title
-        plain.refuse_scheduler(job, scheduler)
+        torch_launcher.refuse_scheduler(job, scheduler)
         if job.launch.nproc_per_node == "cpu" and not job.resources.cpus_per_node:
             why = f"how many CPUs {scheduler} gives is not known yet"
             raise JobError("one rank per CPU was requested", why=why, fix="--cpus-per-node 8")

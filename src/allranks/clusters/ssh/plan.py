@@ -15,7 +15,7 @@ from allranks.clusters.ssh.transport import END, START, real_name, ssh_command
 from allranks.errors import JobError
 from allranks.job.hosts import Host, excluded_in_vain, hosts_of, taking_part
 from allranks.job.units import format_count
-from allranks.plan import environment, plain
+from allranks.plan import environment, torch_launcher
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, python_of, unused_scheduler, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, notify_files, notify_reasons, random_port, this_machine
@@ -38,7 +38,7 @@ def _refuse(job: Job) -> None:
     if job.launch.is_direct:
         why = "there is no scheduler that could start ranks"
         raise JobError("launcher direct does not exist over SSH", why=why, fix="--launcher torchrun")
-    if job.launch.launcher_args and not plain.is_used(job):
+    if job.launch.launcher_args and not torch_launcher.is_used(job):
         raise JobError("launch.launcher_args: over SSH the agent takes none", fix="leave them out")
     if job.environment.setup and job.sync.method != "none":
         raise JobError(
@@ -83,9 +83,9 @@ class SshPlanning:
         counted = job.launch.nproc_per_node in ("auto", "gpu")
         self._slots = [host.slots if counted and host.slots else 0 for host in self._hosts]
         self._ranks = [slots or self._layout.nproc_per_node for slots in self._slots]
-        self._is_plain = plain.is_used(job)
+        self._is_plain = torch_launcher.is_used(job)
         if self._is_plain:
-            plain.refuse(job, len(self._hosts), self._ranks)
+            torch_launcher.refuse(job, len(self._hosts), self._ranks)
         made_from = (job, run_dir, self._entry, self._layout, self._python)
         self._spec = agent_config(*made_from, nodes=taking_part(job, self._hosts), spares=job.resources.spares)
 
@@ -153,7 +153,7 @@ class SshPlanning:
     def _node_script(self, made_by: str) -> str:
         job, python = self._job, self._python
         if self._is_plain:
-            becomes = plain.start_lines(job, python, self._entry, mode=self._spec.file_mode)
+            becomes = torch_launcher.start_lines(job, python, self._entry, mode=self._spec.file_mode)
         else:
             becomes = become(job.environment.container, python, CODE, SPEC)
         return node_script(
@@ -199,4 +199,4 @@ class SshPlanning:
         if self._copy:
             yield f"each machine gets a copy of {self._workdir}, {self._size}, in {self._copy.shown}"
         if self._is_plain:
-            yield from plain.notes(self._job)
+            yield from torch_launcher.notes(self._job)

@@ -13,7 +13,7 @@ import torch
 from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
 from allranks.runtime import log, stop
-from allranks.runtime.calls import answering
+from allranks.runtime.call_errors import answering
 from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver

@@ -6,7 +6,7 @@ import re
 import time
 
 from allranks.errors import RankError
-from allranks.runtime.calls import is_whole
+from allranks.runtime.call_errors import is_whole
 
 #: Seconds between two agreements of the ranks: a request to stop waits up to so long.
 AGREE_SECONDS = 0.5

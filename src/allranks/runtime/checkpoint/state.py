@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from allranks.errors import RankError
-from allranks.runtime.calls import meant_by
-from allranks.runtime.model.flat import unwrap
+from allranks.runtime.call_errors import meant_by
+from allranks.runtime.model.flat_gradients import unwrap
 
 PLACEHOLDER = "allranks.tensor"
 #: Types that torch.load(weights_only=True) takes, and that mean the same on every machine.

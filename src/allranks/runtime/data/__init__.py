@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from allranks.errors import RankError
-from allranks.runtime.calls import is_whole, positive
+from allranks.runtime.call_errors import is_whole, positive
 from allranks.runtime.data import workers as processes
 from allranks.runtime.data.fetch import Collate, Fetching, choose, move, pin
 from allranks.runtime.data.loader import EvaluationLoader, Loader

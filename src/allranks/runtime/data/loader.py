@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from allranks.errors import RankError
-from allranks.runtime.calls import answering, is_whole
+from allranks.runtime.call_errors import answering, is_whole
 from allranks.runtime.data.mapped import BatchSize, BatchSource
 from allranks.runtime.progress import Progress, advance
 from allranks.runtime.steptime import COMPUTE, DATA, OTHER

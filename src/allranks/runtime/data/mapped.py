@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from allranks.errors import RankError
-from allranks.runtime.calls import positive
+from allranks.runtime.call_errors import positive
 from allranks.runtime.data.fetch import Fetch
 from allranks.runtime.data.workers import Pool
 from allranks.runtime.seed import hashed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, float32
 
 from allranks.errors import RankError
-from allranks.runtime.calls import answering
+from allranks.runtime.call_errors import answering
 from allranks.runtime.metrics.records import Records, named
 from allranks.runtime.metrics.sums import Sums, Totals, means, merge
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
-from allranks.runtime.calls import meant_by, refused, scale_factor
-from allranks.runtime.model.managed import Around, Managed
+from allranks.runtime.call_errors import meant_by, refused, scale_factor
+from allranks.runtime.model.managed_optimizer import Around, Managed
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained
 
 if TYPE_CHECKING:

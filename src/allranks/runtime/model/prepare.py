@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from allranks.errors import RankError
-from allranks.runtime.model.flat import Flat
-from allranks.runtime.model.managed import mark
+from allranks.runtime.model.flat_gradients import Flat
+from allranks.runtime.model.managed_optimizer import mark
 from allranks.runtime.model.wrappers import DTYPES, Buckets, copy_from_first, matching, shard_model, trained
 
 if TYPE_CHECKING:

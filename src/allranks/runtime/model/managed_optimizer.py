@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from allranks.errors import RankError
 from allranks.runtime import log
 from allranks.runtime.model.accumulation import Accumulation, weight
-from allranks.runtime.model.flat import Flat, unwrap
+from allranks.runtime.model.flat_gradients import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, trained, unused
 from allranks.runtime.progress import advance
 from allranks.runtime.steptime import OPTIMIZER, OTHER

@@ -167,7 +167,7 @@ def start_lines(
         "command": " ".join(command(job, python, entry, NodePlace())),
         "launcher": name_of(job),
     }
-    return script.fill(script.HERE / "plain.sh", words).splitlines()
+    return script.fill(script.HERE / "torch_launcher.sh", words).splitlines()
 
 
 def line_of(job: Job, folder: Path, place: NodePlace) -> str:
