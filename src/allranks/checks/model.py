@@ -8,12 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from allranks.record import selftest
+from allranks.runs.status import State
+
 if TYPE_CHECKING:
-    from allranks.checks.selftest import Trial
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
+    from allranks.runs.record import Run
 
 Value = TypeVar("Value")
+T = TypeVar("T", bound=selftest.SelfTestReport)
 
 
 class Grade(str, Enum):
@@ -70,6 +74,33 @@ class Node:
     facts: Mapping[str, Any] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     failure: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A self-test whose run has ended."""
+
+    run: Run
+    world_size: int  # Ranks that were requested; 0: as many as the nodes have GPUs, or as there are nodes.
+    reports: tuple[selftest.SelfTestReport, ...]  # All reports of the ranks, rank after rank.
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all ranks exited without an error, whatever they have computed."""
+        return self.run.record.status.state is State.SUCCEEDED
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank that has reported, by rank."""
+        return {who.rank: who.host for who in self.of(selftest.RankInfo)}
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Return the reports of a kind, rank after rank."""
+        return [one for one in self.reports if isinstance(one, kind)]
+
+    def name(self, rank: int) -> str:
+        """Write a rank with its host."""
+        return f"rank {rank} on {self.hosts[rank]}" if rank in self.hosts else f"rank {rank}"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allranks.checks.model import Finding, Grade, failed, passed, skipped, warned
-from allranks.checks.selftest import Trial, run_trial, why_failed
+from allranks.checks.model import Finding, Grade, Trial, failed, passed, skipped, warned
+from allranks.checks.selftest import run_trial, why_failed
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.errors import AllranksError, StartCancelledError
 from allranks.job.units import format_count, format_size

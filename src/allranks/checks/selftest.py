@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.checks.model import Grade
+from allranks.checks.model import Grade, Trial
 from allranks.checks.topics.gpus import judge_computed
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.errors import JobError
@@ -21,15 +21,11 @@ from allranks.launch.refresh import settled
 from allranks.logs.cause import cause_of
 from allranks.plan.torch_launcher import is_used
 from allranks.record import selftest
-from allranks.runs.status import State
 
 if TYPE_CHECKING:
     from allranks.checks.waiting import Watcher
     from allranks.clusters.base import ClusterKind
     from allranks.launch.submit import Launch
-    from allranks.runs.record import Run
-
-T = TypeVar("T", bound=selftest.SelfTestReport)
 
 #: What the ranks run: it is in the code that each run carries for its nodes.
 MODULE = "allranks.selftest"
@@ -41,33 +37,6 @@ _POLL_SECONDS = 0.02
 TOLERANCE = 1e-9
 #: Where ranks exit after success; and how many groups of ranks that ended elsewhere are named.
 _AT_THE_END, _GROUPS = "at the end", 3
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A self-test whose run has ended."""
-
-    run: Run
-    world_size: int  # Ranks that were requested; 0: as many as the nodes have GPUs, or as there are nodes.
-    reports: tuple[selftest.SelfTestReport, ...]  # All reports of the ranks, rank after rank.
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether all ranks exited without an error, whatever they have computed."""
-        return self.run.record.status.state is State.SUCCEEDED
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """The host of each rank that has reported, by rank."""
-        return {who.rank: who.host for who in self.of(selftest.RankInfo)}
-
-    def of(self, kind: type[T]) -> list[T]:
-        """Return the reports of a kind, rank after rank."""
-        return [one for one in self.reports if isinstance(one, kind)]
-
-    def name(self, rank: int) -> str:
-        """Write a rank with its host."""
-        return f"rank {rank} on {self.hosts[rank]}" if rank in self.hosts else f"rank {rank}"
 
 
 def run_trial(

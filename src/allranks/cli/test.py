@@ -21,7 +21,8 @@ from allranks.job.units import format_count, format_seconds, format_size
 from allranks.record.selftest import RankInfo
 
 if TYPE_CHECKING:
-    from allranks.checks.selftest import PartResult, Trial
+    from allranks.checks.model import Trial
+    from allranks.checks.selftest import PartResult
     from allranks.clusters.base import Started
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run

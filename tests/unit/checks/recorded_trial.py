@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from allranks.checks.selftest import Trial
+from allranks.checks.model import Trial
 from allranks.record.selftest import RankInfo, SelfTestReport
 from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status

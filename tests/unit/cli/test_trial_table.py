@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.checks.selftest import PartResult, Trial
+from allranks.checks.model import Trial
+from allranks.checks.selftest import PartResult
 from allranks.cli.test import _conclude, _listed
 from allranks.errors import PreflightError
 from allranks.runs.record import Record, Run
