@@ -22,6 +22,11 @@ _FEW = 3
 _END = 2000
 #: An exception's own line, which Python writes as it ends a process.
 EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
+#: What a shell, or a command in its script, says of what it did not find: the script goes on.
+_OF_THE_SHELL = ("command-not-found", "permission-denied", "module-missing", "conda-missing", "venv-missing")
+_SHELL = re.compile(r"\S+: line \d+: (?!\s*\d+ )|-?(?:ba|z)?sh: ")
+#: The last line of a traceback's frames; rich draws a box around them.
+_OF_A_TRACEBACK = re.compile(r"\s+\S|[│╰|]")
 #: What may stand below any failure: frames, the reports of launchers, hints, what libraries write as a process ends.
 _BELOW = re.compile(
     r"\s|\W*$|Traceback |During handling of|The above exception|frame #|\[\d+\]:|Failures:|\w+ FAILED$|Last error:|\*+ "
@@ -50,6 +55,13 @@ def is_of_one_report(match: Match, cause: Match) -> bool:
     return is_same_log and abs(match.order - cause.order) <= _REPORT
 
 
+def is_of_the_shell(match: Match) -> bool:
+    """Return whether a match tells of a command in a script that goes on after it."""
+    if _SHELL.match(match.line.text):
+        return True
+    return match.rule.id in _OF_THE_SHELL and (match.rule.id == "conda-missing" or not EXCEPTION.match(match.line.text))
+
+
 def with_ends(log: Log, found: Sequence[Match]) -> list[Match]:
     """Mark the matches that are no last words: other lines follow, or steps of the training."""
     if all(match.rule.level > Level.GENERAL for match in found):
@@ -58,15 +70,24 @@ def with_ends(log: Log, found: Sequence[Match]) -> list[Match]:
     lines = [(at, log.line(at).text) for at in range(max(0, len(log.texts) - _END, min(known)), len(log.texts))]
     steps = [at for at, text in lines if _STEP.search(text)]
     others = {at: known.get(at) for at, text in lines if at in known or not _BELOW.match(text)}
-    return [replace(match, is_last=_is_last(match, others, steps)) for match in found]
+    return [replace(match, is_last=_is_last(log, match, others, steps)) for match in found]
 
 
-def _is_last(match: Match, others: Mapping[int, Rule | None], steps: Sequence[int]) -> bool:
+def _is_last(log: Log, match: Match, others: Mapping[int, Rule | None], steps: Sequence[int]) -> bool:
     """Return whether what follows a match is little, or tells of the same and of its consequences."""
-    if _is_final(match):
-        return sum(at > match.order for at in steps) <= _FEW
+    steps_after = sum(at > match.order for at in steps)
+    if steps_after > (0 if is_of_the_shell(match) else _FEW):
+        return False
+    if match.rule.level is Level.OUTSIDE or _ends_a_traceback(log, match):
+        return True
     later = (rule for at, rule in others.items() if at > match.order and rule is not match.rule)
     return sum(rule is None or rule.level < Level.FOLLOWS for rule in later) <= _FEW
+
+
+def _ends_a_traceback(log: Log, match: Match) -> bool:
+    """Return whether an exception's line stands below frames: one without them may have been caught and printed."""
+    is_exception = match.order and EXCEPTION.match(match.line.text)
+    return bool(is_exception and _OF_A_TRACEBACK.match(log.line(match.order - 1).text))
 
 
 def _is_final(match: Match) -> bool:

@@ -38,6 +38,8 @@ _IS_GONE = re.compile(r"(?:FileNotFound|ConnectionRefused|ConnectionReset|Broken
 _HANDED_ON = re.compile(r"\w+: Caught (\w+) in ")
 #: What stands between the tracebacks of one exception and of that which it caused.
 _GOES_ON = re.compile(r"The above exception was the direct cause|During handling of the above exception")
+#: Rules of any exception, which are the last.
+_OF_ANY_SCRIPT = ("script-exception", "library-exception")
 _BY_ID = {rule.id: rule for rule in RULES}
 
 
@@ -74,7 +76,7 @@ def rules_of(text: str) -> tuple[Rule, ...]:
     fitting = [rule for rule in RULES if _fits(rule, text)]
     explained = {name for rule in fitting for name in rule.explains}
     fitting = [rule for rule in fitting if rule.id not in explained]
-    return tuple(sorted(fitting, key=lambda rule: (rule.id.endswith("-exception"), rule.level)))
+    return tuple(sorted(fitting, key=lambda rule: (rule.id in _OF_ANY_SCRIPT, rule.level)))
 
 
 def _fits(rule: Rule, text: str) -> bool:

@@ -23,7 +23,7 @@ _PREFIX = re.compile(
     r"|\[(?:\d+:)?(\d+)(?:[,\-][\d,\-]*)?\]:? |\s{0,5}(\d{1,5}): (?=\S| {2,})|\[(?:node )?[\w.-]+:\d+\] (?=\*\*\*)"
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
     r"|\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"
-    r"|(?:[A-Za-z][\w.-]*(?:: |\| )| ?- [\w.]+ - [A-Z]+ - |(?:\| *\w+ *)+\| |E {3,}"
+    r"|(?:(?!\S*(?:Error|Exception|Failed): )[A-Za-z][\w.-]*(?:: |\| )| ?- [\w.]+ - [A-Z]+ - |(?:\| *\w+ *)+\| |E {3,}"
     r"|[EF]\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w./-]+:\d+\] )"
     r"(?=Traceback|\[rank|-?(?:ba|z)?sh: |(?:  )+File \"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception)\b)"
     r"|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] ?|I\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w./-]+:\d+\] (?=\[rank)"
@@ -44,7 +44,8 @@ _TELLING = (
     "warn", "died", "nccl", "parameters", "of rank", "job submit", "module", "found", "different", "inconsistent",
     "overflow", "micro_batch", "across ranks", "went down", "credential", "request of", "evict", "low on",
     "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
-    "installed", "returned -1",
+    "installed", "returned -1", "nvrm", "fallen", "nvlink", "delet", "qos", "assoc", "peraccount", "peruser", "timeout",
+    "imagepull", "opal",
 )  # fmt: skip
 
 

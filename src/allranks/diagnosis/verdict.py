@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from allranks.diagnosis.certainty import EXCEPTION, is_certain, is_of_one_report, with_ends
+from allranks.diagnosis.certainty import EXCEPTION, is_certain, is_of_one_report, is_of_the_shell, with_ends
 from allranks.diagnosis.matching import matches
 from allranks.diagnosis.model import Diagnosis, Level, Match
 from allranks.diagnosis.text import Log
@@ -15,8 +15,6 @@ _FAR = 400
 _EVIDENCE = 3
 #: By how much a warning is less than an error: below all that ends a process, above what only follows.
 _NOTE = 1.5
-#: What a shell says of a command in a script that goes on.
-_OF_THE_SHELL = ("command-not-found", "permission-denied", "module-missing", "conda-missing", "venv-missing")
 #: What a launcher's report is, beside a cause.
 _LAUNCHER = "the launcher reported that a rank failed"
 #: Where torchrun's report names the rank that failed first.
@@ -63,8 +61,9 @@ def _last(found: list[Match]) -> list[Match]:
     """Leave out what a script has survived: it told of more failures long after that, or Python ran as well."""
     if not found:
         return []
-    if any(_is_of_python(match) for match in found):
-        found = [match for match in found if not _is_of_the_shell(match)]
+    has_run = any(_is_of_python(match) for match in found)
+    of_the_script = [match for match in found if not (is_of_the_shell(match) and (has_run or not match.is_last))]
+    found = of_the_script or found
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
@@ -73,10 +72,6 @@ def _last(found: list[Match]) -> list[Match]:
 def _is_of_python(match: Match) -> bool:
     """Return whether the script ran: it raised an exception, or had met other ranks."""
     return not match.is_note and (match.rule.level is Level.FOLLOWS or bool(EXCEPTION.match(match.line.text)))
-
-
-def _is_of_the_shell(match: Match) -> bool:
-    return match.rule.id in _OF_THE_SHELL and not EXCEPTION.match(match.line.text)
 
 
 def _order(match: Match, first: int | None) -> tuple[float, bool, int]:

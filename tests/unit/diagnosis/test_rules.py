@@ -73,6 +73,8 @@ LINES = {
     "gpu-link": "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
     "slurm-rejected": "sbatch: error: Batch job submission failed: Job dependency problem",
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
+    "gpu-not-available": "AssertionError: CUDA is not available",
+    "no-space": "OSError: [Errno 28] No space left on device",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",
 }
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import tomllib
+from test_real_logs import FINER
+
+from allranks.diagnosis.model import Level
+from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.sources import of_text
 
+WORDINGS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("wordings.toml").read_text())
+#: Rules of what ended a job from outside, whose message is final wherever it stands.
+OUTSIDE = {rule.id for rule in RULES if rule.level is Level.OUTSIDE}
 STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
 
 
@@ -76,3 +85,24 @@ def test_a_line_has_its_class(line: str, expected: str, sure: str) -> None:
     found = of_text(line.encode())
     assert found
     assert (found.id, found.sure) == (expected, sure)
+
+
+def test_classes_have_several_wordings() -> None:
+    assert len(WORDINGS) >= 130
+    assert len([name for name, lines in WORDINGS.items() if len(lines) >= 3]) >= 125
+
+
+@pytest.mark.parametrize("name", WORDINGS)
+def test_each_wording_has_its_class(name: str) -> None:
+    found = {line: verdict and verdict.id for line in WORDINGS[name] for verdict in (of_text(line.encode()),)}
+    wrong = {line: id for line, id in found.items() if FINER.get(id or "", id) != FINER.get(name, name)}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", [name for name in WORDINGS if name not in OUTSIDE])
+@pytest.mark.parametrize("after", ["Epoch 1: loss 0.3", "loading a part of the data"])
+@pytest.mark.parametrize("end", ["done", "srun: error: n1: task 0: Exited with exit code 1"])
+def test_a_message_that_a_script_survives_is_no_certain_cause(name: str, after: str, end: str) -> None:
+    """An exception that is printed without its frames may have been caught."""
+    found = [of_text(f"{line}\n{8 * (after + chr(10))}{end}\n".encode()) for line in WORDINGS[name]]
+    assert [each for each in found if each and each.sure == "certain" and each.id not in OUTSIDE] == []

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from allranks.diagnosis.model import Level, after_a_change, as_it_is, never
 
+#: What only clients of servers on the internet say.
+_OF_THE_HUB = (
+    r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach"
+    r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
+    r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
+    r"|IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]"
+    r"|Could not resolve host: |Failed to connect to \S+ port 443"
+    r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
+    r"|^(?:requests|urllib3|httpx|aiohttp)\.\S*(?:Connect|Timeout|Protocol|SSL)\w*"
+)
+#: Frames of a request over HTTP.
+_REQUESTS = r"(?:urllib3?|http|requests|httpx|httpcore|aiohttp|huggingface_hub|wandb)[/\\][\w/\\]+\.py"
+
 RULES = (
     never(
         "module-missing",
@@ -20,7 +33,7 @@ RULES = (
         r"conda: (?:command )?not found",
         r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment",
         r"Your shell has not been properly configured to use 'conda activate'|Run 'conda init' before",
-        r"CondaError",
+        r"CondaError|conda\S*: No such file|: activate: No such file",
         fix="name it by its path in environment.conda; conda must be found on the nodes as well",
         despite=r"conda deactivate",
         source="conda activate --help",
@@ -43,7 +56,8 @@ RULES = (
         r"\"?(?P<command6>[\w./-]+)\"?: executable file not found in \$PATH",
         r"launcher '(?P<command7>\w+)' not installed",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
-        r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
+        r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|\benv: '?(?P<command3>[^':]+)'?: No such",
+        r"^(?P<command8>[\w.-]+): command not found$",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
         source="bash(1): exit status 127",
@@ -51,9 +65,12 @@ RULES = (
     after_a_change(
         "container",
         "the container could not start",
-        r"FATAL: +(?:container|Unable|could not|While|Image)|(?:pyxis|spank_pyxis)\S*: (?!import)",
+        r"FATAL: +(?:container|Unable|could not|While|Image)",
+        r"(?:pyxis|spank_pyxis)\S*: (?!import|creat|start|remov|skipp|running|printing)",
         r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:[Ee]rror|fatal|FATAL)",
         r"permission denied while trying to connect to the Docker daemon",
+        r"enroot-\w+: failed|create user namespace|Failed to pull image|(?:Err)?ImagePull(?:BackOff)?",
+        r"SPANK plugin \"pyxis\" option",
         r"could not select device driver \"?\"? ?with capabilities|OCI runtime (?:create|exec) failed",
         r"nvidia-container-cli: |failed to create shim task|\[ERROR\] (?:Could not|No such file or directory: .*sqsh)",
         fix="run the image by hand on a compute node; its path, the bind mounts and --nv or --gpus are the usual "
@@ -68,6 +85,7 @@ RULES = (
         r"CUDA_HOME does not exist|No such file or directory: '\S*(?:nvcc|g\+\+|gcc)'|nvcc: (?:command )?not found",
         r"InvalidCxxCompiler|cannot find -lcuda|Python\.h: No such file",
         r"CUDAMismatchError.*(?!.*version)|MissingCUDAException|nvcc was not found",
+        r"command '\S*(?:cc|\+\+|clang)' failed: No such file",
         r"fatal error: (?P<header>[\w./+-]+\.h(?:pp)?): No such file",
         fix="install gcc or load a compiler and the CUDA toolkit (environment.modules), and set CC and CUDA_HOME",
         source="torch/utils/cpp_extension.py",
@@ -88,7 +106,7 @@ RULES = (
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
-        r"torch_extensions/\S+\.so: cannot open shared object",
+        r"ninja: build stopped|torch_extensions/\S+\.so: cannot open shared object",
         r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,
@@ -106,7 +124,7 @@ RULES = (
         "undefined-symbol",
         "a binary package was built for another version of PyTorch or CUDA",
         r"undefined symbol: (?P<symbol>\w+)",
-        r"DLL load failed|symbol lookup error|Symbol not found",
+        r"compiled with different CUDA (?:major )?versions|DLL load failed|symbol lookup error|Symbol not found",
         r"operator torchvision::\w+ does not exist|Couldn't load custom C\+\+ ops",
         fix="install it again for this PyTorch: pip install --force-reinstall --no-deps --no-build-isolation PACKAGE",
         source="ld.so(8)",
@@ -117,7 +135,8 @@ RULES = (
         r"(?P<library>[\w.+-]+\.so[\w.]*): cannot open shared object file",
         r"[Cc]ould not (?:find|load)(?: the)?(?: dynamic)? (?:library |lib\w* )?'?(?P<library2>lib(?!rary)[\w.+-]*\w)",
         r"OSError: (?P<library3>lib[\w.+-]+\.so[\w.]*): cannot",
-        r"CUDA Setup failed despite|Could not load library (?P<library4>lib\S+)",
+        r"Unable to load any of \{?(?P<library7>lib[\w.+-]+)|CUDA Setup failed despite",
+        r"Could not load library (?P<library4>lib\S+)",
         r"nvrtc: error: failed to open (?P<library6>[\w.+-]+\w)",
         r"MKL FATAL ERROR: Cannot load \S*?(?P<library5>lib[\w.+-]+\.so[\w.]*)",
         fix="load the module or install the package that has it; libcudart, libcudnn and libnccl come with PyTorch's "
@@ -146,12 +165,15 @@ RULES = (
     never(
         "import-missing",
         "the package[ {module}] is not installed in this environment",
-        r"ModuleNotFoundError: No module named '(?P<module>[^']+)'|^ModuleNotFoundError: (?!No module named)",
+        r"(?:^|ModuleNotFoundError: )No module named '(?P<module>[^']+)'|^ModuleNotFoundError: (?!No module named)",
         r"^\S*python\S*: No module named (?P<module2>\S+)",
         r"ImportError: No module named '?(?P<module3>[\w.]+)",
         r"ImportError: .*\bpackage `?'?(?P<module4>[\w.-]+)'?`? (?:seems to be|is) not installed",
         r"(?:ImportError: .*|packages that were )not found in your environment: (?P<module5>[\w.-]+)",
         r"^You need to have (?P<module7>\w+) installed|ImportError: (?P<module8>\w+) is not available => install",
+        r"ImportError: .*`?pip install (?P<module9>[\w.\[\]]+(?:-[\w.]+)*)(?![\w<>=~-])",
+        r"DistributionNotFound: The '(?P<module10>[^']+)'",
+        r"PackageNotFoundError: .*metadata was found for (?P<module11>\S+)",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
         fix="install it where the job runs, or use the environment that has it: environment.venv or .conda",
         source="docs.python.org: exceptions",
@@ -159,6 +181,7 @@ RULES = (
     never(
         "import-name",
         "a package's version is not the one that this code expects",
+        r"was removed in the NumPy 2\.0 release",
         r"cannot import name '(?P<name>[^']+)'",
         r"AttributeError: module '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
         r"Descriptors cannot (?:not )?be created directly|Error locating target '",  # The second one is Hydra's.
@@ -174,7 +197,8 @@ RULES = (
         "a service refused the credentials, or was given none",
         r"(?:401|403) (?:Client Error|Forbidden|Unauthorized)|GatedRepoError|gated repo",
         r"Invalid (?:user token|credentials|API key)|api_key not configured|No API key configured",
-        r"(?:must be|is not) (?:authenticated|logged in)|AuthenticationError|UsageError: .*wandb login",
+        r"NoCredentialsError|Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
+        r"AuthenticationError|UsageError: .*wandb login",
         r"Access to model \S+ is restricted|Token is required|PermissionError\(.*wandb",
         r"CommError.*(?:permission|denied|401|403)|API key must be \d+ characters",
         despite=r"\b(?:pyxis|enroot)\b",  # A registry's, of a container.
@@ -194,19 +218,16 @@ RULES = (
     after_a_change(
         "certificate",
         "a server's certificate is not trusted",
-        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLCertVerificationError",
+        r"CA certificate bundle|CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLCertVerificationError",
         fix="set SSL_CERT_FILE and REQUESTS_CA_BUNDLE to the site's certificates",
         source="docs.python.org: ssl",
     ),
     after_a_change(
         "hub-unreachable",
         "the node does not reach a server on the internet",
-        r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach",
-        r"Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled",
-        r"ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)",
-        r"IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]",
-        r"Could not resolve host: |Failed to connect to \S+ port 443",
-        r"wandb.*(?:[Nn]etwork error|timed out)|CommError",
+        _OF_THE_HUB,
+        r"^(?:\w+\.)*(?:gaierror|OSError|TimeoutError|timeout|Connect\w+|\w*Timeout|Connection\w*Error)\b",
+        near=rf"{_OF_THE_HUB}|{_REQUESTS}",
         fix="download before the job, on the login node, and set HF_HUB_OFFLINE=1 or WANDB_MODE=offline",
         certain=False,
         source="huggingface_hub; urllib3",

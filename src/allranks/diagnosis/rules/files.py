@@ -8,16 +8,33 @@ from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_
 _OF_A_SAVED_FILE = (
     r"PytorchStreamReader failed|invalid header or archive is corrupted|storage has wrong (?:byte )?size"
     r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header"
-    r"|MetadataIncompleteBuffer|HeaderTooLarge"
+    r"|Invalid magic number; corrupt file|MetadataIncompleteBuffer|HeaderTooLarge"
 )
 #: Frames that load a checkpoint: pickle says the same of any bytes.
 _LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkpoint|ckpt)|ctx\.checkpoints"
 
+#: What only a load of a checkpoint says.
+_OF_A_STATE = (
+    r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict"
+    r"|[Ss]ize mismatch (?:for \S+: copying a param|between saved )|'(?:unexpected|missing) keys? .*in state_dict"
+    r"|loaded state dict (?:contains a parameter group|has a different number)"
+    r"|Unable to load \w+ from checkpoint(?! file)|Missing key in checkpoint state_dict"
+    r"|KeyError: '(?:state_dict|model_state_dict|optimizer)'"
+)
+
 RULES = (
+    after_a_change(
+        "no-space",
+        "a disk, or /dev/shm, is full",
+        r"^OSError: \[Errno 28\] No space left on device$",
+        fix="df -h and df -i on that node, /dev/shm as well (docker run --shm-size 16g): remove what is old there",
+        certain=False,
+        source="errno(3)",
+    ),
     after_a_change(
         "disk-full",
         "a disk is full",
-        r"No space left on device|\[Errno 28\]|ENOSPC|low on resource: ephemeral-storage",
+        r"No space left on device|\[Errno 28\]|ENOSPC|low on resource: ephemeral-storage|database or disk is full",
         r"^warning: (?!/dev/shm)\S+ is full: ",
         fix="df -h and df -i on that node show which: remove what is old, or write elsewhere",
         source="errno(3)",
@@ -55,9 +72,18 @@ RULES = (
     on_other_nodes(
         "input-output-error",
         "a file system failed (input/output error)",
-        r"Input/output error|\[Errno 5\] |Transport endpoint is not connected|Remote I/O error",
+        r"Input/output error|\[Errno 5\] |transport endpoint shutdown|Transport endpoint is not connected",
+        r"Remote I/O error",
         fix="the disk, its server or the network to it is at fault: another file system, or other nodes",
         source="errno(3)",
+    ),
+    after_a_change(
+        "file-locked",
+        "a file is locked by another process, or its file system has no locks",
+        r"unable to lock file|[Nn]o locks available|\[Errno 37\]|database is locked|filelock\.\S*Timeout",
+        fix="one process opens it for writing at a time; HDF5_USE_FILE_LOCKING=FALSE if it is only read; caches and "
+        "locks on a disk that has them",
+        source="flock(2); HDF5",
     ),
     after_a_change(
         "too-many-open-files",
@@ -70,7 +96,8 @@ RULES = (
         "too-many-processes",
         "no more processes or threads can be started",
         r"can't start new thread|pthread_create failed|[Tt]hread creation failed",
-        r"fork: (?:retry: )?Resource temporarily unavailable|BlockingIOError: \[Errno 11\] Resource temporarily",
+        r"fork: (?:retry: )?(?:Resource temporarily unavailable|No child processes)",
+        r"(?:system_error|what\(\)).*: +Resource temporarily|BlockingIOError: \[Errno 11\] Resource temporarily",
         r"OpenBLAS blas_thread_init|libgomp: Thread creation failed",
         fix="OMP_NUM_THREADS=1 and fewer data loader workers, or a higher ulimit -u",
         source="getrlimit(2)",
@@ -96,12 +123,9 @@ RULES = (
     never(
         "state-dict",
         "the checkpoint does not fit the model",
-        r"Error\(s\) in loading state_dict",
-        r"(?:Missing|Unexpected) key\(s\) in state_dict",
-        r"size mismatch for \S+: copying a param|'(?:unexpected|missing) keys? .*in state_dict",
-        r"loaded state dict (?:contains a parameter group|has a different number)",
-        r"Unable to load \w+ from checkpoint|Missing key in checkpoint state_dict",
-        r"KeyError: '(?:state_dict|model_state_dict|optimizer)'",
+        _OF_A_STATE,
+        r"Error: .*(?:(?:[Ss]ize|[Ss]hape)s? mismatch|must match the size|[Uu]nexpected key|[Mm]issing key)",
+        near=rf"{_OF_A_STATE}|{_LOADS}",
         fix="the same model settings as when it was saved; keys that start with 'module.' are DDP's: save model.module",
         source="torch/nn/modules/module.py",
     ),
@@ -115,7 +139,8 @@ RULES = (
     never(
         "pickling",
         "an object cannot be sent to another process",
-        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled|Can't get local object",
+        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled",
+        r"Can't get (?:local object|attribute .* on <module)|cannot serialize a ",
         fix="define functions and classes at the top of a module, with no lambda, open file or lock in the dataset",
         source="docs.python.org: pickle",
     ),
@@ -134,7 +159,8 @@ RULES = (
         "the script is not there",
         r"can't open file '?(?P<file>[^']+)'?: \[Errno 2\]",
         r"(?:No module named|Error while finding module specification for) '?\S*__main__\b",
-        r"cannot execute binary file|execve\(\): (?P<file>\S+\.(?:py|sh)): No such file",
+        r"can't find '__main__' module in|cannot execute binary file",
+        r"execve\(\): (?P<file>\S+\.(?:py|sh)): No such file",
         fix="the path counts from where the job starts: give an absolute one, on a disk that all nodes see",
         source="python(1)",
     ),
@@ -144,6 +170,7 @@ RULES = (
         r"FileNotFoundError|\[Errno 2\] No such file or directory",
         r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
         r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
+        r"No valid checkpoint found|Error: (?:Can(?:'t|not)|Could(?:n't| not)) find .*(?:file|checkpoint|director)",
         r"NotADirectoryError|does not appear to have a file named",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from allranks.diagnosis.model import Level, after_a_change, never, on_other_nodes
 
+#: What launchers say of their arguments.
+_OF_A_LAUNCHER = (
+    r"^(?:torchrun|run\.py|launch\.py|accelerate.*|deepspeed|lightning): error: .*"
+    r"|^(?:srun|sbatch|salloc): (?:unrecognized option|invalid option|error: Unrecognized"
+    r"|error: Invalid (?:argument|numeric value)).*"
+    r"|^(?:mpirun|mpiexec|prterun|horovodrun): [Ee]rror: (?:unknown|unrecognized) |an attempt to run as root"
+    r"|No slot '.*' specified on host|Unsupported nproc_per_node value"
+    r"|error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*"
+)
+
 RULES = (
     never(
         "launcher-arguments",
         "the launcher refused its arguments",
-        r"^(?:torchrun|run\.py|launch\.py|accelerate.*|deepspeed|lightning): error: .*",
-        r"^(?:srun|sbatch|salloc): (?:unrecognized option|invalid option|error: Unrecognized"
-        r"|error: Invalid argument).*",
-        r"^(?:mpirun|mpiexec|prterun|horovodrun): [Ee]rror: (?:unknown|unrecognized) |an attempt to run as root",
-        r"No slot '.*' specified on host|Unsupported nproc_per_node value",
-        r"error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*",
+        _OF_A_LAUNCHER,
+        r"^ValueError: ",
+        near=rf"{_OF_A_LAUNCHER}|in (?:determine_local_world_size|config_from_args|_validate_launch_command)$",
         fix="see its --help; scripts under torchrun read LOCAL_RANK from the environment, not --local-rank",
         source="torch/distributed/run.py",
     ),
@@ -23,7 +30,8 @@ RULES = (
         r"^(?:\S*\.py|\S+): error: (?:unrecognized arguments|the following arguments are required|argument "
         r"|invalid choice|ambiguous option|too few).*",
         r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'|Key '.*' is not in struct",
-        r"ArgumentError|Some specified arguments are not used by",
+        r"^Error: (?:No such option|Missing (?:option|argument)|Invalid value for)|ArgumentError",
+        r"Some specified arguments are not used by",
         fix="the script's --help lists them; its own arguments follow --",
         source="docs.python.org: argparse, exit code 2",
     ),

@@ -14,14 +14,14 @@ RULES = (
         "ddp-unused-parameters",
         "some parameters got no gradient, and DDP waited for them",
         r"Expected to have finished reduction in the prior iteration",
-        r"parameters that were not used in producing (?:the )?loss",
+        r"parameters that were not used in producing (?:the )?loss|which did not receive grad for rank",
         fix="use all outputs in the loss, or DistributedDataParallel(model, find_unused_parameters=True)",
         source="torch/csrc/distributed/c10d/reducer.cpp",
     ),
     never(
         "ddp-ready-twice",
         "a parameter was used twice in one backward pass",
-        r"Expected to mark a variable ready only once",
+        r"Expected to mark a variable ready only once|marked as ready twice",
         fix="checkpoint(..., use_reentrant=False), or static_graph=True; one forward for each backward",
         source="torch/csrc/distributed/c10d/reducer.cpp",
     ),
@@ -45,7 +45,7 @@ RULES = (
     never(
         "inplace-modification",
         "a tensor that the backward pass needs was changed in place",
-        r"has been modified by an inplace operation",
+        r"has been modified by an inplace operation|is being modified in-?place",
         r"a (?:leaf Variable|view of a leaf).* in-place operation",
         fix="no += or _() on what is needed again; with DDP broadcast_buffers=False if a buffer is named; "
         "torch.autograd.set_detect_anomaly(True) shows the line",
@@ -54,7 +54,8 @@ RULES = (
     never(
         "device-mismatch",
         "tensors are on different devices",
-        r"Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device|Expected object of (?:device|backend) type",
+        r"indices should be either on|Expected a '\w+' (?:device type for )?generator",
         r"Input type \(.*\) and weight type \(.*\) should be the same",
         r"module must have its parameters and buffers on device|parameters? .* on the same device",
         r"No backend type associated with device type|Tensors must be CUDA and dense",
@@ -72,6 +73,7 @@ RULES = (
         r"|\"\w+\" not implemented for '(?:Half|BFloat16|Long|Int|Bool|Char)'",
         r"[Ff]ound dtype \w+ but expected \w+|FlashAttention only supports? fp16 and bf16",
         _TYPES,
+        r"dtypes match, got|be cast to the desired output type|following scalar types: |Expected object of scalar type",
         r"Must flatten tensors with uniform dtype|Cannot flatten integer dtype tensors",
         fix="convert inputs to the weights' type, or run the forward pass under torch.autocast",
         source="aten/src/ATen",
@@ -85,6 +87,8 @@ RULES = (
         r"shape '\[.*\]' is invalid for input of size|Given groups=\d+, weight of size",
         r"[Ee]xpected input batch_size \(\d+\) to match target batch_size",
         r"[Ee]xpected \d+D .*input|mismatch, got input \(\d+\)|[Dd]imension out of range",
+        r"expanded size of the tensor|could not be broadcast|[Ss]ize mismatch, m1|[Tt]arget size .* input size",
+        r"size is not compatible with input tensor|should contain \d+ elements not|must have same number of dimensions",
         r"Unable to create tensor, you should probably activate truncation",
         r"Calculated padded input size|Expected more than 1 value per channel|cannot reshape array",
         fix="print the shapes before that line; the last, smaller batch of an epoch is a usual reason (drop_last)",
@@ -124,6 +128,7 @@ RULES = (
         r"(?<!best_)(?<!best )[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)\b",
         r"returned nan values in its \d+th output|Warning: .*\bloss nan",
         r"(?:FloatingPoint|Runtime|Assertion)Error: .*\b(?:nan|NaN|inf|infs?)\b|ValueError: NaNs? .*\bloss",
+        r"ValueError: .*(?:is nan or inf|found invalid values:|contains? (?:NaN|infinity))",
         r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached"
         r"|[Cc]urrent loss scale already at minimum",
         fix="a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it",
@@ -132,7 +137,9 @@ RULES = (
     never(
         "deepspeed-configuration",
         "DeepSpeed's configuration is wrong",
-        r"DeepSpeedConfigError|Check batch related parameters",
+        r"DeepSpeedConfigError|Check batch related parameters|existing deepspeed config",
+        r"(?:Assertion|Value|NotImplemented)Error: .*"
+        r"(?:[Zz]ero[ _-]?(?:stage|[0-3]\b)|DeepSpeed|CPUOffload).* (?:requires?|must|not)\b",
         r"train_batch_size is not equal to micro_batch_per_gpu|deepspeed.*(?:config|zero).*(?:Error|invalid|must)",
         r"Please correct the following DeepSpeed config values|validation errors? for DeepSpeed\w*Config",
         r"(?:Error|Exception): .*ZeRO\S* .*(?:not supported|requires|untested|unsupported|in your ds-config)",
