@@ -57,6 +57,28 @@ def test_what_torchrun_names_first_comes_first() -> None:
     assert (found.rank, found.place) == (3, "train.py:4")
 
 
+def test_a_warning_of_an_old_driver_explains_that_no_gpu_was_found() -> None:
+    warning = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
+    error = "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
+    found = verdict(f"{warning}\n{TRACEBACK.format(file='train.py', line=12, error=error)}")
+    assert (found.id, found.sure) == ("driver-too-old", "likely")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("OSError: [Errno 122] Disk quota exceeded", "quota"),
+        ("OSError: [Errno 28] No space left on device: '/home/u/m.pt'", "disk-full"),
+    ],
+)
+def test_why_a_checkpoint_was_not_written_comes_before_that_it_was_not(error: str, expected: str) -> None:
+    torch = "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 13107264 vs 13107154"
+    first = TRACEBACK.format(file="train.py", line=210, error=torch)
+    handling = "During handling of the above exception, another exception occurred:"
+    found = verdict(f"{first}\n{handling}\n\n{TRACEBACK.format(file='train.py', line=210, error=error)}")
+    assert found.id == expected
+
+
 def test_what_a_script_survives_is_not_the_cause() -> None:
     caught = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. Trying a smaller batch\n"
     steps = "".join(f"step {step} loss 1.0\n" for step in range(1000))

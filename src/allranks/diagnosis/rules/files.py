@@ -38,6 +38,7 @@ RULES = (
         r"^warning: (?!/dev/shm)\S+ is full: ",
         fix="df -h and df -i on that node show which: remove what is old, or write elsewhere",
         source="errno(3)",
+        explains=("save-failed",),
     ),
     after_a_change(
         "quota",
@@ -45,6 +46,7 @@ RULES = (
         r"Disk quota exceeded|\[Errno 122\]|EDQUOT",
         fix="quota -s shows the limits: remove what is old, or write to another file system",
         source="errno(3)",
+        explains=("save-failed",),
     ),
     as_it_is(
         "stale-file-handle",

@@ -69,6 +69,7 @@ RULES = (
         r"cudaErrorInsufficientDriver|the provided PTX was compiled with an unsupported toolchain",
         fix="a PyTorch for an older CUDA (pytorch.org/get-started/previous-versions), or a newer driver",
         source="torch/csrc/cuda/Module.cpp; CUDA compatibility",
+        explains=("no-gpu",),  # torch warns once, and sees no GPU from then on.
     ),
     after_a_change(
         "torch-without-cuda",
