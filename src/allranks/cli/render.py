@@ -184,6 +184,22 @@ def _cut(line: str) -> str:
     return line if excess <= 0 else f"{line[: -excess - 1]}…{_PLAIN if _PLAIN in line else ''}"
 
 
+def wrapped(label: str, text: str) -> str:
+    """Return a text after its label; a terminal shows it in lines of its width, below each other."""
+    if not sys.stdout.isatty():
+        return label + text
+    import textwrap  # Commands start sooner without it.
+
+    lines = textwrap.wrap(
+        text,
+        max(20, terminal_size().columns - len(label)),
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return label + ("\n" + " " * len(label)).join(lines)
+
+
 def _width(text: str) -> int:
     return len(_OBEYED.sub("", text))  # Colours take no columns.
 

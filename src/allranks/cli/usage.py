@@ -201,6 +201,9 @@ def _of_extra_words(context: click.Context) -> str:
         if end - start > 1 and Path(path := " ".join(typed[start:end])).is_file():
             words = [*context.command_path.split(), *typed[:start], path, *typed[end:]]
             return f"put a path with spaces in quotes: {shlex.join(words)}"
+    for flag, name, value in zip(typed, typed[1:], typed[2:], strict=False):
+        if flag == "--env" and "=" not in name and not value.startswith("-") and not Path(value).is_file():
+            return f"a variable and its value are one word: --env {shlex.quote(f'{name}={value}')}"
     line = f"{context.command_path} train.py -- ..."
     if Path(target).is_file():
         line = _moved(context, typed.index(target) + 1)
