@@ -200,6 +200,11 @@ def wrapped(label: str, text: str) -> str:
     return label + ("\n" + " " * len(label)).join(lines)
 
 
+def fits(text: str) -> bool:
+    """Return whether each line fits on stdout, which is wide enough if it is no terminal."""
+    return not sys.stdout.isatty() or max(map(_width, text.splitlines())) <= terminal_size().columns
+
+
 def _width(text: str) -> int:
     return len(_OBEYED.sub("", text))  # Colours take no columns.
 

@@ -44,9 +44,10 @@ def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
 def unwritable(path: Path, error: OSError) -> RunFolderError:
     """Return the error for a file or directory of a run that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    is_file = isinstance(error, FileExistsError | NotADirectoryError)
     return RunFolderError(
         f"cannot write {path}",
-        why=error.strerror or str(error),
+        why="a file is where a directory must be" if is_file else error.strerror or str(error),
         fix="free some space, or give another directory with --runs-folder"
         if full
         else "--runs-folder DIR with a directory that you may write to",

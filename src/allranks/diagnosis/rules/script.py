@@ -24,7 +24,7 @@ RULES = (
         r"|invalid choice|ambiguous option|too few).*",
         r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'|Key '.*' is not in struct",
         r"ArgumentError|Some specified arguments are not used by",
-        fix="the script's --help lists them; its own arguments follow --",
+        fix="the script's --help lists them; they follow --, or are args in the job file",
         source="docs.python.org: argparse, exit code 2",
     ),
     never(
