@@ -99,7 +99,10 @@ def test_runs_folder_below_a_file(allranks):
     folder = allranks.folder
     assert (result.rc, result.stdout) == (1, "")
     message = result.message
-    assert (f"{folder}/train.py/runs" in message["error"], message["why"]) == (True, "Not a directory")
+    assert (f"{folder}/train.py/runs" in message["error"], message["why"]) == (
+        True,
+        "a file is where a directory must be",
+    )
     assert [entry.name for entry in folder.iterdir()] == ["train.py"]
 
 

@@ -75,7 +75,7 @@ def command(
         return 0
     render.data(_text(plan, loaded, verbose))
     if not verbose:
-        render.talk("next: -v shows the scripts, -o DIR writes them; allranks run starts the job")
+        render.talk("next: -v shows the scripts, -o DIR/ writes them; allranks run starts the job")
     return 0
 
 
@@ -85,7 +85,10 @@ def _write_script(plan: Plan, path: Path) -> int:
 
     scripts = [file for file in plan.files if file.path.startswith("script.")]
     if not scripts:
-        raise JobError(f"cluster {plan.cluster} has no batch script", fix="--on a cluster with a scheduler")
+        fix = "--on a cluster with a scheduler"
+        if not path.exists() and not path.suffix:
+            fix = f"-o {shlex.quote(f'{path}{os.sep}')} writes all files of the plan to that directory; or {fix}"
+        raise JobError(f"cluster {plan.cluster} has no batch script", fix=fix)
     write_atomically(path, scripts[0].text, 0o600)
     for note in plan.notes:
         render.talk(f"note: {note}")

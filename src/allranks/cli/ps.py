@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from itertools import chain, islice
 
 import click
 
@@ -41,12 +41,24 @@ def command(folder: str | None, last: int, states: tuple[str, ...], as_json: boo
         render.as_json([report(run) for run in runs])
         return 0
     if runs:
-        render.data(render.table(_HEADER, map(_row, runs)), cut=True)
+        render.data(_table(list(map(_row, runs))), cut=True)
     elif states:
         render.talk(f"no runs in {render.path(where)} are {' or '.join(states)}")
     else:
         render.talk(f"no runs in {render.path(where)}\nnext: {where_runs_are(where).removeprefix('start one: ')}")
     return 0
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Align rows; where the terminal is too narrow, each reason goes below its row."""
+    whole = render.table(_HEADER, rows)
+    if render.fits(whole):
+        return whole
+    header, *lines = render.table(_HEADER[:-1], [row[:-1] for row in rows]).splitlines()
+    shown = (
+        [line, f"  {render.one_line(row[-1])}"] if row[-1] else [line] for line, row in zip(lines, rows, strict=True)
+    )
+    return "\n".join([header, *chain.from_iterable(shown)])
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -184,6 +184,27 @@ def _cut(line: str) -> str:
     return line if excess <= 0 else f"{line[: -excess - 1]}…{_PLAIN if _PLAIN in line else ''}"
 
 
+def wrapped(label: str, text: str) -> str:
+    """Return a text after its label; a terminal shows it in lines of its width, below each other."""
+    if not sys.stdout.isatty():
+        return label + text
+    import textwrap  # Commands start sooner without it.
+
+    lines = textwrap.wrap(
+        text,
+        max(20, terminal_size().columns - len(label)),
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return label + ("\n" + " " * len(label)).join(lines)
+
+
+def fits(text: str) -> bool:
+    """Return whether each line fits on stdout, which is wide enough if it is no terminal."""
+    return not sys.stdout.isatty() or max(map(_width, text.splitlines())) <= terminal_size().columns
+
+
 def _width(text: str) -> int:
     return len(_OBEYED.sub("", text))  # Colours take no columns.
 

@@ -62,7 +62,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "ranks": f"{record.world_size} on {format_count(record.nnodes, 'node')}",
         "cluster": record.cluster if record.cluster == record.kind else f"{record.cluster} ({record.kind})",
         "job": run.job_id,
-        "agent": handle.pid and f"process {handle.pid} on {handle.host}",
+        "agent": handle.pid and f"process {handle.pid} on {handle.host}{' (ended)' if status.state.is_final else ''}",
         "started": f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(began))}  {render.dim(render.age(began))}",
         "took": format_seconds((status.ended or time.time()) - began) if has_end else None,
         "attempts": run.attempt and str(run.attempt + 1),

@@ -50,7 +50,7 @@ _NODE_RANK = "allranks node starts one node of a job: allranks node train.py --n
 _SHOWN = f"{_NOT_NEEDED}; the output of all ranks is shown and kept, allranks logs --rank N shows one rank's"
 #: Options of torchrun, accelerate, deepspeed, mpirun and srun, and ours for the same.
 _OPTIONS_OF_OTHERS = {
-    **dict.fromkeys(("--tee", "--redirects", "--local-ranks-filter"), _SHOWN),
+    **dict.fromkeys(("--tee", "-t", "--redirects", "-r", "--local-ranks-filter"), _SHOWN),
     **dict.fromkeys(
         ("--standalone", "--rdzv-backend", "--rdzv-id", "--rdzv-conf", "--monitor-interval", "--start-method"),
         _NOT_NEEDED,
@@ -72,6 +72,11 @@ _OPTIONS_OF_OTHERS = {
     "--cpus-per-task": "--cpus-per-node N, which the ranks of a node share",
     **dict.fromkeys(("-H", "--host", "--hosts"), "--nodes HOST,HOST starts ranks on these machines over SSH"),
     **dict.fromkeys(("--multi-gpu", "--cpu"), f"{_NOT_NEEDED}; all GPUs are used, or the CPU if there is none"),
+    **dict.fromkeys(
+        ("--config-file", "--use-deepspeed", "--use-fsdp", "--dynamo-backend"),
+        "set it in the script: Accelerator(...) takes what accelerate config would set, DeepSpeed and FSDP as plugins",
+    ),
+    "--gpu-ids": "write CUDA_VISIBLE_DEVICES=0,1 before the command: it chooses the GPUs",
     "--mixed-precision": 'write allranks.init(precision="bf16") in the script',
 }
 _ONE_AT_A_TIME = "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one"
@@ -87,11 +92,14 @@ _NOT_HERE = {
     **dict.fromkeys((("status", "--follow"), ("status", "-f")), "allranks watch, or allranks logs -f"),
     **dict.fromkeys((("cancel", "--all"), ("cancel", "-a")), _ONE_AT_A_TIME),
     **dict.fromkeys((("ps", "--all"), ("ps", "-a")), "all runs are listed, in every state; -n 1000 lists more than 20"),
+    ("ps", "--on"): "leave it out: the runs of all clusters are listed",
     **dict.fromkeys((("ps", "--watch"), ("ps", "-w")), "allranks watch --all"),
     **dict.fromkeys((("status", "--watch"), ("status", "-w")), "allranks watch"),
 }
+_AS_STARTED = "a run is resumed as it was started; allranks run starts another one, with other options"
 #: What to write in place of words that a verb does not take.
 _NO_WORDS = {
+    "resume": _AS_STARTED,
     "prune": "--keep N or --older-than 30d chooses runs; of a single one, remove the directory: rm -r runs/RUN",
     "logs": "one run at a time: allranks logs RUN; --rank 0,1 names ranks",
 }
@@ -201,6 +209,9 @@ def _of_extra_words(context: click.Context) -> str:
         if end - start > 1 and Path(path := " ".join(typed[start:end])).is_file():
             words = [*context.command_path.split(), *typed[:start], path, *typed[end:]]
             return f"put a path with spaces in quotes: {shlex.join(words)}"
+    for flag, name, value in zip(typed, typed[1:], typed[2:], strict=False):
+        if flag == "--env" and "=" not in name and not value.startswith("-") and not Path(value).is_file():
+            return f"a variable and its value are one word: --env {shlex.quote(f'{name}={value}')}"
     line = f"{context.command_path} train.py -- ..."
     if Path(target).is_file():
         line = _moved(context, typed.index(target) + 1)
@@ -232,7 +243,7 @@ def _as_typed(failure: click.NoSuchOption) -> str:
 
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     if context.info_name == "resume" and name in (flag for option in OPTIONS for flag in option.flags):
-        return "a run is resumed as it was started; allranks run starts another one, with other options"
+        return _AS_STARTED
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
     others = _OPTIONS_OF_OTHERS if "--nproc-per-node" in known else {}
     spelled = name.replace("_", "-") if name.startswith("--") else name[:2]
@@ -243,9 +254,13 @@ def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
         return meant or f"{context.command_path} --help"
     typed = context.meta[TYPED]
     at = next((at for at, word in enumerate(typed) if word.startswith(name)), 0)
-    targets = [place for place, word in enumerate(typed) if word.endswith((".py", ".yaml", ".yml"))]
-    line = f"{context.command_path} ... -- {name}"
+    scripts = [place for place, word in enumerate(typed) if word.endswith(".py")]
+    targets = scripts or [place for place, word in enumerate(typed) if word.endswith((".yaml", ".yml"))]
     if not targets or targets[0] < at:
         line = _moved(context, targets[0] + 1 if targets else at)
+    else:
+        end = at + 2 if at + 1 < targets[0] and not typed[at + 1].startswith("-") else at + 1
+        words = [*typed[:at], *typed[end:], "--", *typed[at:end], *script_args(context)]
+        line = shlex.join([*context.command_path.split(), *words])
     moved = f"{name} is the script's, put it after --: {line}"
     return f"{meant}{'' if meant.endswith('?') else '.'} If {moved}" if meant else f"if {moved}"

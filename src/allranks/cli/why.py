@@ -97,7 +97,7 @@ def _show(verdict: Diagnosis | None, name: str, run: str, as_json: bool) -> None
         render.data(f"cause   unknown: no line of {name} tells of a failure")
         render.talk("next: look at what it printed last, and give all of its logs, those of the scheduler too")
     else:
-        render.data("\n".join(_lines(verdict, run)), cut=True)
+        render.data("\n".join(_lines(verdict, run)))
 
 
 def _lines(verdict: Diagnosis, run: str) -> list[str]:
@@ -117,7 +117,7 @@ def _lines(verdict: Diagnosis, run: str) -> list[str]:
         ("retry", render.RETRY.get(verdict.retry, "")),
         ("sure", f"{verdict.sure} ({verdict.id})" if verdict.id else ""),
     ]
-    return [f"{label:8}{text}" for label, text in rows if text]
+    return [render.wrapped(f"{label:8}", text) for label, text in rows if text]
 
 
 def _where(line: Line) -> str:

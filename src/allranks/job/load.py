@@ -267,7 +267,7 @@ def _rule(item: dict[str, Any], value: object, secrets: tuple[str, ...]) -> tupl
         rules = (rule for kind, rule in _RULES.items() if item["type"].startswith(kind))
         text = next(rules, "it is of the wrong kind").format(**context)
     if item["loc"] == ("args",) and isinstance(value, dict):
-        words = (f"--{name} {each}" for name, each in value.items())
+        words = (f"{name if str(name).startswith('-') else f'--{name}'} {each}" for name, each in value.items())
         return text, f"write args: {' '.join(words)}"
     if text == "it must be text" and isinstance(value, bool):
         return text, f'put it in quotes: "{str(value).lower()}"'

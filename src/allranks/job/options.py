@@ -131,7 +131,7 @@ OPTIONS: tuple[Option, ...] = (
         "environment.variables",
         ("--env",),
         "NAME[=VALUE]",
-        "Environment variable of the ranks; without a value, the one set here.",
+        "Environment variable of the ranks; NAME alone passes on the one set here.",
         multiple=True,
     ),
     Option("environment.modules", ("--modules",), "NAMES", "Environment modules to load."),

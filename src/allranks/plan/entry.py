@@ -79,15 +79,17 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         return _find_binary(job.binary, workdir, job.environment)
     assert job.script is not None
     path = Path(os.path.normpath(workdir / job.script))
-    script, _, args = job.script.partition(" ")
-    if script in ("python", "python3") and args.strip() and not path.exists():
-        fix = f"leave {script} out: {args.strip()}"
-        raise JobError(f"there is no script {job.script}", why=f"{script} is what runs it", fix=fix)
-    if args.strip() and not path.exists() and (workdir / script).is_file():
-        fix = (
-            f"in the job file 'script: {script}' and 'args: {args.strip()}', or allranks run {script} -- {args.strip()}"
-        )
-        raise JobError(f"there is no script {job.script}", why="the arguments of a script go into args", fix=fix)
+    python, _, rest = job.script.partition(" ")
+    has_python = python in ("python", "python3") and bool(rest.strip())
+    script, _, args = (rest.strip() if has_python else job.script).partition(" ")
+    if (has_python or args.strip()) and not path.exists():
+        reasons = [f"{python} is what runs it"] * has_python
+        fix = f"leave {python} out: {rest.strip()}"
+        if args := args.strip() if (workdir / script).is_file() else "":
+            reasons.append("the arguments of a script go into args")
+            fix = f"in the job file 'script: {script}' and 'args: {args}', or allranks run {script} -- {args}"
+        if reasons:
+            raise JobError(f"there is no script {job.script}", why="; ".join(reasons), fix=fix)
     _check_script(path, job.script, same_python)
     return Program("script", str(path))
 

@@ -94,7 +94,7 @@ def _gpus(job: Job, machine: Machine) -> tuple[int, str]:
         raise PreflightError(
             f"{format_count(requested, 'GPU')} requested, {machine.gpus} can be used",
             why=machine.gpus_from,
-            fix=f"--gpus-per-node {machine.gpus}",
+            fix=f"--gpus-per-node {machine.gpus}" if machine.gpus else f"--nproc-per-node {requested} --backend gloo",
         )
     return requested, f"gpus_per_node is {requested}"
 

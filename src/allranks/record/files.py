@@ -55,9 +55,10 @@ def unwritable(path: Path, error: OSError) -> RunFolderError:
         fix = "start it again; allranks prune removes only runs that have ended"
         return RunFolderError(f"{path.parent} is gone", why="it was removed while a run wrote into it", fix=fix)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    is_file = isinstance(error, FileExistsError | NotADirectoryError)
     return RunFolderError(
         f"cannot write {path}",
-        why=error.strerror or str(error),
+        why="a file is where a directory must be" if is_file else error.strerror or str(error),
         fix="free some space, or give another directory with --runs-folder"
         if full
         else "--runs-folder DIR with a directory that you may write to",

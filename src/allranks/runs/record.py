@@ -216,7 +216,9 @@ def find(folder: Path, name: str | None) -> Run:
     if len(fitting) == 1:
         return load(folder / fitting[0])
     if fitting:
-        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the full id")
+        newest = fitting[-5:]
+        why = ("the newest are " if len(fitting) > len(newest) else "") + ", ".join(newest)
+        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=why, fix="give the full id")
     what = f"there is no run {name} in {folder}"
     if not ids:
         raise RunNotFoundError(what, why=f"there is no run in {folder}", fix=where_runs_are(folder))

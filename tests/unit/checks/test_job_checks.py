@@ -74,6 +74,8 @@ def test_an_import_that_is_missing_names_its_line() -> None:
     assert bad.what == "not found: a.b (train.py:0), a.c (train.py:1) and d (train.py:2) and 1 more"
     assert bad.fix == f"install what has a, d and e{ELSE}"
     assert bad.grade is Grade.FAIL
+    (bad,) = found("imports", seen_of({"gpu01": _script(missing=_lacking("torch", "torch.utils.data"))}))
+    assert bad.what == "not found: torch (train.py:0)"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def _disk(**more: Any) -> dict[str, Any]:
             "memory",
             {"memory": {"total": 8 * GB, "available": 4 * GB, "limit": 100 << 20}},
             Grade.WARN,
-            "4.29 GB of 8.59 GB free, of which this process may use 105 MB",
+            "4.29 GB of 8.59 GB free, of which this process may use 105 MB; the ranks (1) take about 262 MB",
         ),
         ("room", {"disks": {"runs": _disk()}}, Grade.PASS, "5.37 GB free in /r (runs)"),
         (
@@ -88,7 +88,12 @@ def test_numbers_of_ranks_that_no_machine_holds() -> None:
     assert _found("cpus", cpus, most) == (Grade.WARN, "4 of 4 CPUs may be used, by 64 ranks")
     assert _found("cpus", cpus, far) == (Grade.FAIL, "4 of 4 CPUs may be used, by 65 ranks")
     memory = {"memory": {"total": 1 << 30, "available": 1 << 30, "limit": None}}
-    assert _found("memory", memory, most) == (Grade.WARN, "1.07 GB of 1.07 GB free")
+    assert _found("memory", memory, most) == (
+        Grade.WARN,
+        "1.07 GB of 1.07 GB free; the ranks (64) take about 16.8 GB",
+    )
+    (finding,) = found("memory", seen_of({"gpu01": memory}, most))
+    assert finding.fix == "--nproc-per-node 4, or a node with more"
     what = "1.07 GB of 1.07 GB free; 65 ranks take 1.09 GB at least"
     assert _found("memory", memory, far) == (Grade.FAIL, what)
     limited = {"memory": {"total": 9 << 30, "available": 9 << 30, "limit": 1 << 30}}

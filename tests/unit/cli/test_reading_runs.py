@@ -29,6 +29,7 @@ def test_status(at, failed_run: Path):
     assert rows["exit code"] == "3"
     assert rows["ranks"] == "2 on 1 node"
     assert rows["cluster"] == "local"
+    assert re.fullmatch(r"process \d+ on \S+ \(ended\)", rows["agent"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \d+ (s|min) ago", rows["started"])
     assert rows["folder"] == f"runs/{failed_run.name}"
     assert result.stderr == f"next: allranks logs {failed_run.name} --rank 1\n"

@@ -16,7 +16,7 @@ from waiting import PATIENCE
 
 ASKS = 'name = input("name? ")\nprint("hello", name)\nbreakpoint()\nx = 1\nprint("x is", x)\n'
 NOTE = "allranks: note: breakpoint() stops only the rank that --stdin names; the others continue"
-FIX = "allranks run --stdin 0 gives rank 0 the terminal; so does a run of one rank, here and not detached"
+FIX = "allranks run --stdin 0 gives rank 0 the terminal, and only it may read; so does a run of one rank, not detached"
 
 
 def piped(allranks: Any, text: str, *args: str) -> tuple[int, str, str]:
@@ -135,6 +135,14 @@ def test_breakpoint_on_several_ranks_says_once_what_to_do(allranks, how):
 def test_a_users_own_debugger_stays(allranks):
     allranks.script("breakpoint()")
     assert allranks("run", "train.py", "--nproc-per-node", "2", PYTHONBREAKPOINT="0").rc == 0
+
+
+def test_a_rank_that_stdin_does_not_name_is_told_to_leave_reading_to_the_other(allranks):
+    allranks.script("input()")
+    code, _, said = piped(allranks, "text\n", "--nproc-per-node", "2", "--stdin", "0")
+    assert code == 1
+    assert "why: --stdin gives it to rank 0 alone\n" in said
+    assert '  fix: read it on that rank only: if os.environ["RANK"] == "0": ...\n' in said
 
 
 @pytest.mark.parametrize("reads", ["input()", "sys.stdin.read()", "sys.stdin.readline()", "next(sys.stdin)"])

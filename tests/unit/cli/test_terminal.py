@@ -62,6 +62,15 @@ def test_states_have_colours_and_lines_are_cut_at_the_terminals_width(allranks):
     )
 
 
+def test_a_reason_that_has_no_room_beside_its_run_is_shown_below(allranks):
+    allranks.script("raise SystemExit(3)")
+    allranks("run", "train.py", "--name", "a-name-that-takes-all-the-room-of-a-terminal")
+    header, row, reason = at_terminal(allranks, "ps", TERM="dumb", COLUMNS="80").decode().splitlines()
+    assert "REASON" not in header
+    assert row.startswith("a-name-that-takes-all-the-room-of-a-terminal")
+    assert reason == "  rank 0 exited with code 3"
+
+
 def test_ages_and_times(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 200_000.0)
     ages = [render.age(200_000.0 - passed) for passed in (-5, 0, 59.9, 60, 3599, 3600, 86399, 86400, 180_000)]

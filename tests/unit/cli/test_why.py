@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from test_terminal import at_terminal
+
 FAILS = "import os\nif os.environ['RANK'] == '1':\n    {}['weights']\nimport time\ntime.sleep(1000)\n"
 TRACEBACK = """Traceback (most recent call last):
   File "/home/user/train.py", line 88, in <module>
@@ -121,6 +123,18 @@ def test_it_needs_no_torch(allranks: Any) -> None:
     code += "; assert not {'torch', 'numpy', 'pydantic'} & sys.modules.keys()"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     assert subprocess.run([sys.executable, "-c", code], cwd=allranks.folder, env=env, check=False).returncode == 0
+
+
+def test_a_terminal_shows_all_there_is_to_copy(allranks: Any) -> None:
+    allranks.script(FAILS)
+    allranks("run", "train.py", "--nproc-per-node", "3", "--name", "fails")
+    whole = allranks("why").stdout.splitlines()
+    shown = at_terminal(allranks, "why", TERM="dumb", COLUMNS="60").decode().split("\r\n")[:-1]
+    start = next(at for at, line in enumerate(shown) if line.startswith("fix"))
+    fix = shown[start : next(at for at, line in enumerate(shown) if line.startswith("retry"))]
+    assert max(map(len, fix)) <= 60
+    assert [line[:8].strip() for line in fix] == ["fix", "", ""]
+    assert f"fix     {' '.join(line[8:] for line in fix)}" in whole
 
 
 def test_a_terminal_is_not_obeyed(allranks: Any) -> None:

@@ -74,7 +74,7 @@ def test_plan_shows_each_file_and_each_reason(allranks):
     short = allranks("plan", "--debug")
     table, _, rest = text.partition(f"\n\n{plan['run_dir']}/node-000.sh:\n")
     assert (short.stdout, bool(rest)) == (f"{table}\n", True)
-    assert short.stderr == "next: -v shows the scripts, -o DIR writes them; allranks run starts the job\n"
+    assert short.stderr == "next: -v shows the scripts, -o DIR/ writes them; allranks run starts the job\n"
 
 
 def test_the_files_of_a_plan_are_written_to_a_directory(allranks):

@@ -38,7 +38,7 @@ _INTERVAL = 0.02
 _POLL_SECONDS = 0.2
 #: What ``breakpoint()`` calls (PEP 553), in ranks that have no terminal; a user's own choice stays.
 _HOOK = "PYTHONBREAKPOINT"
-_FIX = "allranks run --stdin 0 gives rank 0 the terminal; so does a run of one rank, here and not detached"
+_FIX = "allranks run --stdin 0 gives rank 0 the terminal, and only it may read; so does a run of one rank, not detached"
 
 
 class _FloodGauge(io.BufferedWriter):
@@ -145,7 +145,7 @@ def connect(rank: str) -> io.FileIO:
     if not os.environ.get(_HOOK):
         name = no_debugger.__name__ if owner < 0 or not is_there else skip_breakpoint.__name__
         os.environ[_HOOK] = f"{__name__}.{name}"
-    return _Missing(is_elsewhere)
+    return _Missing(owner, is_elsewhere)
 
 
 def no_debugger(*_: object, **__: object) -> None:
@@ -162,14 +162,17 @@ def skip_breakpoint(*_: object, **__: object) -> None:
 class _Missing(io.FileIO):
     """No input: code that reads a line gets an error, and code that reads all of it gets nothing."""
 
-    def __init__(self, is_elsewhere: bool) -> None:
+    def __init__(self, owner: int, is_elsewhere: bool) -> None:
         super().__init__(0, closefd=False)
-        self._is_elsewhere = is_elsewhere
+        self._owner, self._is_elsewhere = owner, is_elsewhere
 
     def readinto(self, _: object, /) -> NoReturn:
         """Raise a StdinError."""
-        why = "ranks cannot share the stdin of allranks run" if self._is_elsewhere else "the run has none"
-        raise StdinError("the script reads stdin, which this rank does not have", why=why, fix=_FIX)
+        why, fix = "ranks cannot share the stdin of allranks run" if self._is_elsewhere else "the run has none", _FIX
+        if self._owner >= 0:
+            why = f"--stdin gives it to rank {self._owner} alone"
+            fix = f'read it on that rank only: if os.environ["RANK"] == "{self._owner}": ...'
+        raise StdinError("the script reads stdin, which this rank does not have", why=why, fix=fix)
 
     def readall(self) -> bytes:
         """Return nothing, as from /dev/null; raise if the command has something to read."""

@@ -57,7 +57,13 @@ def memory(fact: Any, node: Node, seen: Seen) -> Finding:
     if most < ranks * _MEMORY_LEAST:
         what = f"{what}; {format_count(ranks, 'rank')} take {format_size(ranks * _MEMORY_LEAST)} at least"
         return failed(what, fix=f"--nproc-per-node {max(1, most // _MEMORY_OF_A_RANK)}, or a node with more")
-    return warned(what, fix=fix) if usable < ranks * _MEMORY_OF_A_RANK else passed(what)
+    if usable >= ranks * _MEMORY_OF_A_RANK:
+        return passed(what)
+    what = f"{what}; the ranks ({ranks}) take about {format_size(ranks * _MEMORY_OF_A_RANK)}"
+    too_small = most < ranks * _MEMORY_OF_A_RANK
+    return warned(
+        what, fix=f"--nproc-per-node {max(1, most // _MEMORY_OF_A_RANK)}, or a node with more" if too_small else fix
+    )
 
 
 @on_each_node(

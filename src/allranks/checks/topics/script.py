@@ -101,7 +101,8 @@ def imports(fact: Any, node: Node, seen: Seen) -> Finding:
         return skipped(why)
     if fact["error"] or "missing" not in fact:
         return skipped("there is no Python source to read")
-    if missing := fact["missing"]:
+    names = tuple(f"{each['name']}." for each in fact["missing"])
+    if missing := [each for each in fact["missing"] if not each["name"].startswith(names)]:
         places = [f"{each['name']} ({Path(each['file']).name}:{each['line']})" for each in missing[:_NAMED]]
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         fix = _how_to_get(missing, node, seen)

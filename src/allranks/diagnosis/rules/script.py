@@ -32,7 +32,7 @@ RULES = (
         r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'|Key '.*' is not in struct",
         r"^Error: (?:No such option|Missing (?:option|argument)|Invalid value for)|ArgumentError",
         r"Some specified arguments are not used by",
-        fix="the script's --help lists them; its own arguments follow --",
+        fix="the script's --help lists them; they follow --, or are args in the job file",
         source="docs.python.org: argparse, exit code 2",
     ),
     never(
