@@ -256,6 +256,17 @@ def test_what_is_wanted_is_explained(folder: Path, capfd: pytest.CaptureFixture[
     assert "abcdefghijklmnop" not in said
 
 
+def test_other_ranks_are_explained_by_a_fault_of_ranks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not by the first fault of the script, whatever it is: here a secret, and a process that is killed by its name."""
+    head = SLURM.replace("tasks-per-node=1", "tasks-per-node=4")
+    script = f"{head}export WANDB_API_KEY=0123456789abcdef\npkill python\n{HEAD}srun torchrun {C10D} train.py\n"
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh") == 0
+    said = capfd.readouterr().err.splitlines()
+    (at,) = (at for at, line in enumerate(said) if line.startswith("  wanted: ranks: 32 of 8 "))
+    assert said[at + 1] == "    AR102: srun starts 4 times torchrun on each node, and each of them starts 4 ranks"
+
+
 def test_each_of_several_scripts_is_compared_with_its_flags(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = f"{SLURM}{HEAD}srun torchrun {C10D} train.py\n"
     (folder / "small.sbatch").write_text(script)
