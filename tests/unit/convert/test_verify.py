@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,26 @@ def test_a_job_starts_what_its_script_started(folder: Path, capfd: pytest.Captur
     assert "DIFFERS" not in said.err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert code == 0, said.err
+
+
+@pytest.mark.parametrize("line", ["source ~/envs/torch/bin/activate", "source activate myenv", ""])
+def test_the_environment_of_the_terminal_changes_nothing(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """``python`` and ``activate`` are first on PATH in the one that allranks is in, as ``pip install`` leaves it."""
+    active = folder.parent / "active"
+    (active / "bin").mkdir(parents=True)
+    (active / "bin/activate").write_text(f"export VIRTUAL_ENV={active} PATH={active}/bin:$PATH\n")
+    (active / "bin/python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(active / "bin/python"))
+    monkeypatch.setenv("VIRTUAL_ENV", str(active))
+    monkeypatch.setenv("PATH", f"{active}/bin:{os.environ['PATH']}")
+    (folder / "start.sh").write_text(f"{line}\n{TRAIN}")
+    code = typed("start.sh")
+    said = capfd.readouterr().err
+    assert "DIFFERS" not in said
+    assert "start.sh: verified: 2 ranks, alike in " in said
+    assert code == 0
 
 
 CHANGES = {
