@@ -20,6 +20,7 @@ from allranks.convert.write import job_text, together
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.verdict import sentence
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
+from allranks.lint.engine import generic
 from allranks.lint.engine import lint as findings_of
 from allranks.lint.rules import FAMILIES
 from allranks.lint.rules import RULES as LINT_RULES
@@ -151,8 +152,8 @@ def lint() -> str:
         for rule in LINT_RULES:
             if rule.code[2] == digit:
                 lines = [
-                    f"- **{rule.severity}**: {_as_markdown(rule.what)}",
-                    f"- write: {_as_markdown(rule.fix)}",
+                    f"- **{rule.severity}**: {_as_markdown(generic(rule.what))}",
+                    f"- write: {_as_markdown(generic(rule.fix))}",
                     *([f"- versions: {rule.versions}"] if rule.versions else []),
                     f"- source: {_as_markdown(rule.source)}",
                 ]
@@ -161,8 +162,7 @@ def lint() -> str:
 
 
 def _as_markdown(text: str) -> str:
-    """Return a sentence of a rule, with the names of its fields in capitals."""
-    text = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda match: match[1].upper(), text).replace("{{", "{").replace("}}", "}")
+    """Return a text with what Markdown would read as its own escaped."""
     return re.sub(r"([\\*_<>|\[\]])", r"\\\1", text)
 
 

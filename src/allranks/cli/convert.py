@@ -94,6 +94,9 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
         render.as_json({"verified": is_done, "job_files": found, "scripts": results})
     elif output is None:
         render.data(next(iter(found.values())).rstrip("\n"))
+    drafts = [draft for group in groups for draft, _ in group]
+    for name in dict.fromkeys(name for draft in drafts for name in draft.secrets if not os.environ.get(name)):
+        render.talk(f"next: export {name}=...")
     if clusters:
         render.talk(f"next: {'add this to' if output else 'beside it, write'} {_CLUSTERS}:\n{clusters.rstrip()}")
     elif output is not None:
@@ -225,7 +228,7 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
     from allranks.job.options import OPTIONS
     from allranks.launch.submit import dry_run
 
-    secrets = {path.rpartition(".")[2]: "x" * 16 for path, given in draft.values.items() if given.value == "<secret>"}
+    secrets = dict.fromkeys(draft.secrets, "x" * 16)
     paths = {"--nodes": "resources.nodes", **{option.flags[0]: option.path for option in OPTIONS if option.flags}}
     values: dict[str, object] = {paths[name]: value for name, value in zip(flags[::2], flags[1::2], strict=True)}
     node = re.search(r"--node-rank (\d+)", draft.node)

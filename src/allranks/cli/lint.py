@@ -108,13 +108,13 @@ def _read(files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _explain(word: str) -> int:
-    from allranks.lint.engine import rule_of
+    from allranks.lint.engine import generic, rule_of
 
     rule = rule_of(word)
-    lines = [f"{rule.code} {rule.name} ({rule.severity})", f"what: {rule.what}", f"fix: {rule.fix}"]
+    lines = [f"{rule.code} {rule.name} ({rule.severity})", f"what: {generic(rule.what)}", f"fix: {generic(rule.fix)}"]
     lines += [f"versions: {rule.versions}"] if rule.versions else []
     lines.append(f"source: {rule.source}")
-    render.data("\n".join(lines).replace("{{", "{").replace("}}", "}"))
+    render.data("\n".join(lines))
     return 0
 
 

@@ -42,6 +42,8 @@ _NUMBERS = {
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
 }
 _TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+#: Faults that change which ranks start: of processes, rendezvous, directives and remote shells.
+_FAULT_OF_RANKS = re.compile(r"AR(10\d|11[4-9]|120|213|214|30[3-8]|327|40[1-6]|41[2-69]|426|427|60[1-6]|81[015])\b")
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ class _Comparison:
         if one == other:
             self.equal.append("rank, local rank, world size and host")
         else:
-            why = next((each.what for each in self.draft.notes if re.match(r"AR\d", each.what)), "")
+            why = next((each.what for each in self.draft.notes if _FAULT_OF_RANKS.match(each.what)), "")
             lost = (
                 "not known here",
                 "number of nodes",

@@ -139,12 +139,14 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
     if "name" not in draft.values and draft.kind not in ("local", "ssh", "pdsh"):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(draft.path).stem).strip("-._")[:64]
         draft.put("name", name or "job", -1, "the script's name")
+    secrets = {given.line for given in draft.values.values() if given.value == "<secret>"}
     kept = {given.line for lines in draft.setup.values() for given in lines}
     for finding in findings:
         if finding.rule.severity == "hint":
             continue
         at, code = finding.at, finding.rule.code
-        if code.startswith(_GONE) and draft.line(at) not in kept:
+        is_gone = code.startswith(_GONE) and draft.line(at) not in kept
+        if is_gone or (code == "AR901" and draft.line(at) in secrets):
             draft.changed(at, f"{code}: {finding.what}")
         elif not any(code in note.what for note in draft.notes):
             draft.not_taken(at, f"{code} is still there: {finding.what}; {finding.fix}")

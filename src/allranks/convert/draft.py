@@ -58,6 +58,11 @@ class Draft:
         """Whether its machines share no environment: what is set on the first one does not reach the others."""
         return self.kind in ("ssh", "pdsh")
 
+    @property
+    def secrets(self) -> list[str]:
+        """The variables whose values the job takes from where it is started."""
+        return [path.rpartition(".")[2] for path, given in self.values.items() if given.value == "<secret>"]
+
     def line(self, at: int) -> int:
         """Return the line of an offset."""
         return self.view.place(at).line

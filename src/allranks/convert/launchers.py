@@ -356,9 +356,7 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
         return False
     if is_secret(name) and word.value:
         draft.put(f"environment.variables.{name}", "<secret>", given.at, "set it where you type allranks run")
-        draft.changed(
-            given.at, f"AR901: the value of {name} is not taken over: it comes from where you type allranks run"
-        )
+        draft.changed(given.at, f"the value of {name} is not taken over: it comes from where you type allranks run")
         return False
     if word.value is not None and given.items is None and given.parts is not None:
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)

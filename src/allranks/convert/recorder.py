@@ -30,7 +30,9 @@ RECORDS = "/.allranks-records/all"
 #: The host that a command runs on, what it runs in (a container, ``uv run``), and who started it.
 HOST, WITHIN, VIA = "_RECORDER_HOST", "_RECORDER_WITHIN", "_RECORDER_VIA"
 PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?|ipython3?")
-BINS = ("/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin")
+#: First on PATH: what environments that are active where allranks runs have too, one of them as a recorder.
+FIRST = f"{HERE}/first"
+BINS = (FIRST, "/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin")
 #: Of a login.
 PATH = "/usr/local/bin:/usr/bin:/bin"
 WRAPPERS = ("numactl", "taskset", "stdbuf", "unbuffer", "ionice", "time", "catchsegv", "nsys")

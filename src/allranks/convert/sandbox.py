@@ -220,6 +220,9 @@ def _commands(root: Path, wanted: Mapping[str, Any]) -> None:
     for name in wanted["commands"]:
         if not (tools / "bin" / name).exists():
             (tools / "bin" / name).symlink_to(f"{TOOLS}/recorder")
+    (tools / "first").mkdir()
+    for name in ("activate", "python", "python3"):
+        (tools / "first" / name).symlink_to(f"{TOOLS}/bin/{name}")
     _mount("none", tools, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
     for path in dict.fromkeys(Path(each).resolve() for each in _BINS):
         if path.is_dir():

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 
 from allranks.convert.compare import OF_SCHEDULERS, Record, Verification, compare
 from allranks.convert.draft import Draft, path_of
-from allranks.convert.recorder import HOST, PARTS, PYTHON
+from allranks.convert.recorder import FIRST, HOST, PARTS, PYTHON
 from allranks.convert.recorder import PATH as LOGIN_PATH
 from allranks.convert.sandbox import run
 from allranks.lint.syntax import SYNTAX, Syntax
@@ -89,7 +89,7 @@ class _Side:
         self.gpus = int(self.resources.gpus or draft.get("resources.gpus_per_node") or 0)
         kept = {name: value for name, value in environ.items() if not OF_SCHEDULERS.fullmatch(name)}
         own = {"LC_ALL": "C", "BASH_ENV": _SHELL_FILE, HOST: self.hosts[0], "HOSTNAME": self.hosts[0]}
-        path = ":".join(filter(None, [environ.get("PATH"), LOGIN_PATH]))
+        path = ":".join(filter(None, [FIRST, environ.get("PATH"), LOGIN_PATH]))
         self.base = {
             **kept,
             **own,

@@ -76,6 +76,16 @@ def rule_of(word: str) -> Rule:
     raise UsageError(f"no such rule: {word}", fix=fix)
 
 
+class _Capitals(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return name.upper()
+
+
+def generic(text: str) -> str:
+    """Return a sentence of a rule, with the names of its fields in capitals."""
+    return text.format_map(_Capitals())
+
+
 def lint(path: str, data: bytes, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Return what the rules find in a script, in the order of its lines."""
     found: dict[tuple[str, str, Place], Finding] = {}

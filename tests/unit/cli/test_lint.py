@@ -139,6 +139,13 @@ def test_explain(allranks: Any) -> None:
     assert lines[-1].startswith("source: ")
 
 
+def test_fields_of_a_rule_are_explained_in_capitals(allranks: Any) -> None:
+    said = [allranks("lint", "--explain", code).stdout.splitlines() for code in ("AR101", "AR901", "AR908")]
+    assert said[0][1].startswith("what: the batch shell expands $VARIABLE before srun starts: ")
+    assert said[1][1] == "what: NAME is in the script as text: everyone who can read the script has it"
+    assert said[2][2] == "fix: ${VARIABLE:?}"
+
+
 def test_each_rule_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for rule in RULES:
         assert lint.main(["--explain", rule.code], standalone_mode=False) == 0

@@ -13,6 +13,7 @@ import pytest
 from allranks.cli import convert
 from allranks.errors import UsageError
 from allranks.job.load import load_job
+from allranks.lint.engine import lint
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden.txt"
@@ -332,6 +333,25 @@ def test_a_default_is_named_and_a_secret_is_not_shown(folder: Path, capfd: pytes
     assert "  start.sh:2: LR is 0.1, its default: the job does not read it from your shell\n" in said.err
     assert "  start.sh:1: API_KEY is <secret>, its default: the job does not read it from your shell\n" in said.err
     assert "abcdefgh" not in said.out
+
+
+@pytest.mark.parametrize("value", ["abc123", "hf_0123456789abcdef0123"])
+def test_a_secret_is_a_fault_if_lint_finds_it_and_is_to_be_exported(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    script = f"export HF_TOKEN={value}\ntorchrun --standalone train.py\n"
+    (folder / "start.sh").write_text(script)
+    found = [finding.rule.code for finding in lint("start.sh", script.encode())]
+    assert typed("start.sh", "-o", "jobs") == 0
+    said = capfd.readouterr().err
+    assert "  start.sh:1: the value of HF_TOKEN is not taken over: it comes from where you type allranks run\n" in said
+    assert ("AR901" in said) is ("AR901" in found) is (value != "abc123")
+    assert "AR901 is still there" not in said
+    assert said.endswith("next: export HF_TOKEN=...\nnext: allranks plan jobs/job.yaml\n")
+    monkeypatch.setenv("HF_TOKEN", "x" * 20)
+    assert typed("start.sh", "-o", "jobs", "--force") == 0
+    assert "next: export" not in capfd.readouterr().err
 
 
 def test_a_second_call_of_a_function_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

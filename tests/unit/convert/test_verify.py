@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,26 @@ def test_a_job_starts_what_its_script_started(folder: Path, capfd: pytest.Captur
     assert code == 0, said.err
 
 
+@pytest.mark.parametrize("line", ["source ~/envs/torch/bin/activate", "source activate myenv", ""])
+def test_the_environment_of_the_terminal_changes_nothing(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """``python`` and ``activate`` are first on PATH in the one that allranks is in, as ``pip install`` leaves it."""
+    active = folder.parent / "active"
+    (active / "bin").mkdir(parents=True)
+    (active / "bin/activate").write_text(f"export VIRTUAL_ENV={active} PATH={active}/bin:$PATH\n")
+    (active / "bin/python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(active / "bin/python"))
+    monkeypatch.setenv("VIRTUAL_ENV", str(active))
+    monkeypatch.setenv("PATH", f"{active}/bin:{os.environ['PATH']}")
+    (folder / "start.sh").write_text(f"{line}\n{TRAIN}")
+    code = typed("start.sh")
+    said = capfd.readouterr().err
+    assert "DIFFERS" not in said
+    assert "start.sh: verified: 2 ranks, alike in " in said
+    assert code == 0
+
+
 CHANGES = {
     "an argument": ('args: ["--lr", "0.1"]', 'args: ["--lr", "0.2"]', "arguments of rank 0: --lr 0.1 -> --lr 0.2"),
     "ranks": ("nproc_per_node: 2", "nproc_per_node: 3", "ranks: 2 of 2 (HOST: 0 1) -> 3 of 3 (HOST: 0 1 2)"),
@@ -254,6 +275,17 @@ def test_what_is_wanted_is_explained(folder: Path, capfd: pytest.CaptureFixture[
     assert "  wanted: variable NNODES: 1 -> nothing\n    left out: NNODES=1: allranks sets what the ranks need" in said
     assert "  wanted: address and port: localhost:29500 -> chosen when it starts\n" in said
     assert "abcdefghijklmnop" not in said
+
+
+def test_other_ranks_are_explained_by_a_fault_of_ranks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not by the first fault of the script, whatever it is: here a secret, and a process that is killed by its name."""
+    head = SLURM.replace("tasks-per-node=1", "tasks-per-node=4")
+    script = f"{head}export WANDB_API_KEY=0123456789abcdef\npkill python\n{HEAD}srun torchrun {C10D} train.py\n"
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh") == 0
+    said = capfd.readouterr().err.splitlines()
+    (at,) = (at for at, line in enumerate(said) if line.startswith("  wanted: ranks: 32 of 8 "))
+    assert said[at + 1] == "    AR102: srun starts 4 times torchrun on each node, and each of them starts 4 ranks"
 
 
 def test_each_of_several_scripts_is_compared_with_its_flags(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
