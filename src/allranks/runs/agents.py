@@ -314,7 +314,7 @@ class HappenedInJobs:
             if is_tried and not self._is_followed_by_another:
                 self._is_followed_by_another = True
                 news.append(f"attempt {self._number + 1} follows, in job {decision['job']}: {decision['why']}")
-            if self._number == last:
+            if self._number >= last:  # The directory may have been removed, and with it what was the last one.
                 return news
             self._follow(self._number + 1)
             news += self._happened.news()

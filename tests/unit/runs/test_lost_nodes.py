@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,11 @@ def test_each_look_reads_what_a_node_told_once(attempt: Path, monkeypatch: pytes
     monkeypatch.setattr(agents, "read_events", lambda path: read.append(path.parent.name) or read_events(path))
     assert status(attempt, 2) is State.RUNNING
     assert read == ["node-000", "node-001"]
+
+
+def test_of_a_run_whose_directory_was_removed_there_is_no_news(tmp_path: Path) -> None:
+    (tmp_path / contract.attempt_dir(0)).mkdir(parents=True)
+    (tmp_path / contract.attempt_dir(1)).mkdir()
+    happened = agents.HappenedInJobs(tmp_path)
+    shutil.rmtree(tmp_path / "attempts")
+    assert happened.news() == []
