@@ -37,7 +37,7 @@ WAITS = (
     ("clusters.ssh", "_LOST_SECONDS", 10.0, 1.0),
     ("clusters.ssh.plan", "_SECONDS_OF_SILENCE", 30, 3),
     ("clusters.ssh.transport", "_ALIVE_SECONDS", 5, 1),
-    ("plan.plain", "_BEAT_MS", 5000, 500),
+    ("plan.torch_launcher", "_BEAT_MS", 5000, 500),
     ("runtime.steptime", "_WINDOW_SECONDS", 2.0, 0.2),
 )
 #: Each module is loaded as a user has it, and once more with the setting.

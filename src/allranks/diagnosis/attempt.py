@@ -26,7 +26,7 @@ _RANK_IN_NAME = re.compile(
 )
 #: What a launcher says of a rank that has ended: the agents' own report says more.
 LAUNCHER = "launcher-report"
-_LEVELS = {rule.id: rule.level for rule in RULES}
+_RULES = {rule.id: rule for rule in RULES}
 #: Failures of GPUs, and what their nodes say of those.
 _OF_GPUS = frozenset(rule.id for rule in gpu.RULES) | {"cuda-out-of-memory", "cuda-memory-of-others"}
 _OF_A_GPU = re.compile(r"GPU \S+: ")
@@ -98,9 +98,9 @@ def _with_facts(verdict: Diagnosis | None, facts: Log) -> Diagnosis | None:
         return verdict or found
     if verdict.sure == "unknown":
         return found
-    new, old = _LEVELS[found.id], _LEVELS[verdict.id]
-    is_open = verdict.sure == "likely" or (verdict.id in _OF_GPUS and new is Level.OUTSIDE)
-    if is_open and (new < old or found.id == verdict.id):
+    new, old = _RULES[found.id], _RULES[verdict.id]
+    is_open = verdict.sure == "likely" or (verdict.id in _OF_GPUS and new.level is Level.OUTSIDE)
+    if is_open and (new.level < old.level or new is old or old.id in new.explains):
         return replace(found, evidence=(*found.evidence[:1], *verdict.evidence), followed=verdict.followed)
     return verdict
 

@@ -7,7 +7,7 @@ import re
 
 TYPO = "import os\nif os.environ['RANK'] == '1':\n    weigths\nimport time\ntime.sleep(1000)\n"
 FULL = TYPO.replace("weigths", "raise OSError(28, 'No space left on device')")
-FOUND, RETRY = "a disk is full (train.py:3), certain", "after a change of the job"
+FOUND, RETRY = "a disk, or /dev/shm, is full (train.py:3), likely", "after a change of the job"
 
 
 def test_what_reports_on_a_failed_run_shows_the_verdict(allranks) -> None:
@@ -21,7 +21,7 @@ def test_what_reports_on_a_failed_run_shows_the_verdict(allranks) -> None:
     assert allranks("logs", "-f").stderr.endswith(line)
     kept = json.loads((run / "diagnosis.json").read_text())
     assert kept["attempt"] == 0
-    assert (kept["diagnosis"]["id"], kept["diagnosis"]["rank"]) == ("disk-full", 1)
+    assert (kept["diagnosis"]["id"], kept["diagnosis"]["rank"]) == ("no-space", 1)
     assert json.loads(allranks("status", "--json").stdout)["diagnosis"] == kept["diagnosis"]
     assert line in allranks("resume").stderr
     assert json.loads((run / "diagnosis.json").read_text())["attempt"] == 1

@@ -38,7 +38,8 @@ RULES = (
         r"^warning: (?!/dev/shm)\S+ is full: ",
         fix="df -h and df -i on that node show which: remove what is old, or write elsewhere",
         source="errno(3)",
-        explains=("save-failed",),
+        despite=r"^OSError: \[Errno 28\] No space left on device$",  # no-space, unless the node has told which is full.
+        explains=("save-failed", "no-space"),
     ),
     after_a_change(
         "quota",
