@@ -139,7 +139,7 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
     if "name" not in draft.values and draft.kind not in ("local", "ssh", "pdsh"):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(draft.path).stem).strip("-._")[:64]
         draft.put("name", name or "job", -1, "the script's name")
-    secrets = {given.line for given in draft.values.values() if given.value == "<secret>"}
+    secrets = {given.line for given in draft.secrets.values()}
     kept = {given.line for lines in draft.setup.values() for given in lines}
     for finding in findings:
         if finding.rule.severity == "hint":

@@ -59,9 +59,9 @@ class Draft:
         return self.kind in ("ssh", "pdsh")
 
     @property
-    def secrets(self) -> list[str]:
-        """The variables whose values the job takes from where it is started."""
-        return [path.rpartition(".")[2] for path, given in self.values.items() if given.value == "<secret>"]
+    def secrets(self) -> dict[str, Given]:
+        """The variables whose values the job takes from where it is started, by name."""
+        return {path.rpartition(".")[2]: given for path, given in self.values.items() if given.value == "<secret>"}
 
     def line(self, at: int) -> int:
         """Return the line of an offset."""

@@ -45,7 +45,7 @@ _ENDS = frozenset({b"done", b"fi", b"esac", b"then", b"do", b"elif", b"else"})
 #: Commands that people expect to succeed: what follows ``&&`` after them is run.
 _SURE = {"cd", "pushd", "mkdir", "source", ".", "ulimit", "umask", "unset", "export", "module", "ml", "conda", "sleep"}
 #: Programs for which it counts what a branch has set.
-STARTERS = REMOTE | LAUNCHERS
+_LAUNCHING = REMOTE | LAUNCHERS
 #: Commands that give values to the variables that they name.
 _READERS = {"read", "mapfile", "readarray", "getopts", "let", "printf"}
 
@@ -199,7 +199,7 @@ class Walker(Expander):
         """Put a command into the model, and those that it starts."""
         if len(self.script.commands) == _COMMANDS:
             return
-        if command.name in STARTERS or not command.name:
+        if command.name in _LAUNCHING or not command.name:
             for part in _before_program(command):
                 branch = self._open_choices.get(part.text.partition("[")[0]) if part.value is None else None
                 if branch:

@@ -54,16 +54,15 @@ def memory(fact: Any, node: Node, seen: Seen) -> Finding:
     if requested and usable < requested:
         return warned(f"{what}; {format_size(requested)} are requested", fix=fix)
     ranks, most = seen.plan.nproc_per_node, min(fact["total"], limit or fact["total"])
+    fewer = f"--nproc-per-node {max(1, most // _MEMORY_OF_A_RANK)}, or a node with more"
     if most < ranks * _MEMORY_LEAST:
         what = f"{what}; {format_count(ranks, 'rank')} take {format_size(ranks * _MEMORY_LEAST)} at least"
-        return failed(what, fix=f"--nproc-per-node {max(1, most // _MEMORY_OF_A_RANK)}, or a node with more")
+        return failed(what, fix=fewer)
     if usable >= ranks * _MEMORY_OF_A_RANK:
         return passed(what)
-    what = f"{what}; the ranks ({ranks}) take about {format_size(ranks * _MEMORY_OF_A_RANK)}"
-    too_small = most < ranks * _MEMORY_OF_A_RANK
-    return warned(
-        what, fix=f"--nproc-per-node {max(1, most // _MEMORY_OF_A_RANK)}, or a node with more" if too_small else fix
-    )
+    if most < ranks * _MEMORY_OF_A_RANK:  # It would not do if nothing else ran there.
+        fix = fewer
+    return warned(f"{what}; the ranks ({ranks}) take about {format_size(ranks * _MEMORY_OF_A_RANK)}", fix=fix)
 
 
 @on_each_node(
