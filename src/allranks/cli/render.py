@@ -154,21 +154,27 @@ def data(text: str, *, cut: bool = False) -> None:
     _print(text)
 
 
-def _print(text: str) -> None:
+def _print(text: str, end: str = "\n") -> None:
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except UnicodeEncodeError:  # A file name that is no text, or a terminal that knows few letters.
-        print(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
+        text = text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding)
+        print(text, end=end, flush=True)
     except BrokenPipeError:
         raise
     except OSError as failure:
         raise AllranksError("cannot write to stdout", why=failure.strerror) from failure
 
 
-def frame(text: str) -> None:
-    """Show a text on a cleared terminal, cut to its size."""
-    lines = harmless(text).splitlines()[: terminal_size().lines - 1]
-    _print("\x1b[H\x1b[2J" + "\n".join(map(_cut, lines)))
+def frames(texts: Iterable[str]) -> None:
+    """Show texts on a terminal, each in place of the one before, cut to its size; the last one stays."""
+    below = Below()
+    try:
+        for text in texts:
+            lines = harmless(text).splitlines()[: terminal_size().lines - 1]
+            _print(below.drawn([_cut(line, 1) for line in lines]).decode(), end="")
+    finally:
+        _print("")
 
 
 def terminal_size() -> os.terminal_size:
@@ -178,9 +184,9 @@ def terminal_size() -> os.terminal_size:
     return get_terminal_size()
 
 
-def _cut(line: str) -> str:
-    """Cut a line at its end, where there are no colours, to the terminal's width."""
-    excess = _width(line) - terminal_size().columns
+def _cut(line: str, spare: int = 0) -> str:
+    """Cut a line at its end, where there are no colours, to the terminal's width, less the columns to ``spare``."""
+    excess = _width(line) - terminal_size().columns + spare
     return line if excess <= 0 else f"{line[: -excess - 1]}…{_PLAIN if _PLAIN in line else ''}"
 
 
