@@ -26,7 +26,7 @@ from allranks.plan import environment
 from allranks.plan.environment import environment_of, python_of
 from allranks.plan.script import name_failures, set_up
 from allranks.record.files import unwritable, write_atomically
-from allranks.runs.attempt import failure_in
+from allranks.runs.excerpts import failure_in
 
 if TYPE_CHECKING:
     from allranks.checks.waiting import Waiting

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +15,6 @@ from allranks.runs.hangs import quiet_for, span
 from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.runs.usage import clock, node_usage
-
-if TYPE_CHECKING:
-    from allranks.clusters.base import ClusterKind
 
 _HEADER = ("NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU MEMORY", "CLOCK", "TEMP", "SEEN")
 _SECONDS = 2.0
@@ -42,23 +38,20 @@ def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> i
     if once or not render.is_lively(sys.stdout) or found.record.status.state.is_final:
         render.data(_text(found))
     else:
-        render.frames(_text(now) for now in _until_end(found, kind))
-        found = settled(found, kind)
+
+        def texts() -> Iterator[str]:
+            nonlocal found
+            while not found.record.status.state.is_final:
+                yield _text(found)
+                time.sleep(_SECONDS)
+                found = settled(found, kind)
+
+        render.frames(texts())
     status = found.record.status
     if status.state.is_final:
         when = f", {render.age(status.ended)}" if status.ended else ""
         render.talk(f"{found.record.id} has already ended: {status.state.value}{when}")
     return 0
-
-
-def _until_end(run: Run, kind: ClusterKind) -> Iterator[Run]:
-    """Yield the run with its status every two seconds until it has ended."""
-    from allranks.launch.refresh import settled
-
-    while not run.record.status.state.is_final:
-        yield run
-        time.sleep(_SECONDS)
-        run = settled(run, kind)
 
 
 def _text(run: Run) -> str:

@@ -14,25 +14,19 @@ from allranks import contract
 from allranks.clusters.base import ClusterKind, Probe, ProbeResult, Request, Started
 from allranks.clusters.local_agent import ChildAgent, await_end, end_marked, identify, is_alive, send
 from allranks.errors import LaunchError
-from allranks.job.variables import without_those_of_ranks
-from allranks.logs.cause import LogExcerpt
-from allranks.record.spec import NodeSpec
 from allranks.runs import agents
-from allranks.runs.attempt import SetupFailure, agent_excerpt, failed_setup
-from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 from allranks.system import processes
-from allranks.system.commands import run_one
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # status and ps start sooner without what starts runs and reads their logs.
+    from allranks.logs.cause import LogExcerpt
     from allranks.plan.plan import Plan, PlanFile
+    from allranks.runs.record import Run
 
 #: Longer than an agent takes beyond the ranks' own time to leave.
 _KILL_PATIENCE = 20.0
 #: A run without an agent after this long was left by a launcher that ended before it could start one.
 _STARTS_WITHIN = 60.0
-#: Of a node's script that says no more.
-_ENDED_EARLY = SetupFailure("the node's script ended before the agent started")
 
 
 class LocalCluster(ClusterKind):
@@ -52,6 +46,8 @@ class LocalCluster(ClusterKind):
 
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt: its number is in the agent's configuration, or the script's argument."""
+        from allranks.record.spec import NodeSpec
+
         configs = _configs(plan)
         if not configs:  # torch's own launcher starts the ranks.
             commands = tuple(replace(node, command=(*node.command[:2], str(attempt))) for node in plan.commands)
@@ -63,6 +59,9 @@ class LocalCluster(ClusterKind):
 
     def probe(self, plan: Plan, probe: Probe, environ: Mapping[str, str]) -> Sequence[ProbeResult]:
         """Probe this machine."""
+        from allranks.job.variables import without_those_of_ranks
+        from allranks.system.commands import run_one
+
         (node,) = plan.commands
         command = ("bash", "-c", probe.script, "bash", str(node.node))
         answer = run_one(command, without_those_of_ranks(environ), sent=probe.program, seconds=probe.seconds)
@@ -128,6 +127,8 @@ class LocalCluster(ClusterKind):
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what the agent's log ends with."""
+        from allranks.runs.excerpts import agent_excerpt
+
         return agent_excerpt(_folder(run))
 
     def _gone(self, run: Run) -> Status:
@@ -147,8 +148,10 @@ class LocalCluster(ClusterKind):
         if run.record.id in self._cancelled:
             return replace(reported, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if reported.started is None:
+            from allranks.runs.excerpts import SetupFailure, failed_setup
+
             # Of a detached run, whose exit code no process has, the log has the code of a line that failed.
-            failure = failed_setup(_folder(run)) or _ENDED_EARLY
+            failure = failed_setup(_folder(run)) or SetupFailure("the node's script ended before the agent started")
             ended = child.code if child else None
             code = ended if ended and ended > 0 else failure.code or 1
             cause = next(iter(self.log_excerpt(run).causes), None)
@@ -158,6 +161,8 @@ class LocalCluster(ClusterKind):
 
 
 def _agent(plan: Plan, environ: Mapping[str, str], *, attached: bool, held: bool = False) -> ChildAgent:
+    from allranks.job.variables import without_those_of_ranks
+
     (node,) = plan.commands
     log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
     # All that belongs to the run can be found by this variable, also when its agent is gone.

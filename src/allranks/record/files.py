@@ -26,22 +26,23 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         RunFolderError: the file cannot be written: the disk is full, or the directory is not ours.
     """
-    import tempfile  # Here, since it imports half a dozen modules that readers do not need.
-
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            os.fchmod(descriptor, mode)
+        with open(temporary, "x", encoding="utf-8", errors="surrogateescape", opener=_private) as stream:
+            os.fchmod(stream.fileno(), mode)
             stream.write(text)
             stream.flush()
-            os.fsync(descriptor)
-        Path(temporary).replace(path)
+            os.fsync(stream.fileno())
+        temporary.replace(path)
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(FileNotFoundError):
-                Path(temporary).unlink()
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise unwritable(path, error) from error
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that nobody else can read, whatever the umask is."""
+    return os.open(path, flags, 0o600)
 
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:

@@ -25,8 +25,9 @@ _DEBUGGER = re.compile(r"/(?:pdb|bdb|cmd)\.py$|/(?:debugpy|ipdb|pudb|IPython)/")
 _EXIT = re.compile(r"/threading\.py$|/concurrent/futures/\w+\.py$|/multiprocessing/util\.py$")
 #: Calls in which a rank waits for others, and in whose frames that happens unseen.
 _BACKWARD = re.compile(r"/torch/autograd/graph\.py$")
-#: A run without progress for so long is shown as such.
-_SHOWN_AFTER = contract.scaled_wait(60.0)
+#: A run without progress for so long is shown as such; sooner if its hang has been reported, which is not looked up
+#: for one that advances all the time.
+_SHOWN_AFTER, _LOOKED_UP_AFTER = contract.scaled_wait(60.0), 5.0
 #: Seconds that ranks in a hang may take from their last words to the end of the attempt.
 _LAST_WORDS = 120.0
 #: Collectives to which all ranks give tensors of one size.
@@ -275,7 +276,9 @@ def quiet_for(attempt: Path) -> float | None:
         except (OSError, ValueError, TypeError, KeyError):
             continue  # Being written, or of another version.
     quiet = time.time() - max(times, default=time.time())
-    return quiet if quiet >= _SHOWN_AFTER else None
+    if quiet >= _SHOWN_AFTER or (quiet >= _LOOKED_UP_AFTER and newest(attempt)):
+        return quiet
+    return None
 
 
 class Notices:

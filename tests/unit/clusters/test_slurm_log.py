@@ -12,7 +12,8 @@ from allranks import contract
 from allranks.clusters.batch.cluster import blame
 from allranks.clusters.slurm import SLURM
 from allranks.clusters.slurm_words import first_failure
-from allranks.runs.attempt import Failure, lines_of
+from allranks.runs.attempt import Failure
+from allranks.runs.excerpts import lines_of
 from allranks.runs.status import State, Status
 
 SETTINGS = "allranks: node 0: OMP_NUM_THREADS=1: CPUs: 2, ranks: 2\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -222,20 +222,21 @@ def test_an_attempt_that_is_over_is_followed_to_its_end(
 
 
 def test_top_asks_as_seldom(controller: Controller, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[str] = []
+    shown: list[str] = []
 
-    def frame(text: str) -> None:
-        frames.append(text)
-        if len(frames) == 10:
-            assert controller.asked == 1
-            controller.says("completed")
-            (run.folder / "attempts/000/exit").write_text("0\n")
+    def frames(texts: Iterable[str]) -> None:
+        for text in texts:
+            shown.append(text)
+            if len(shown) == 10:
+                assert controller.asked == 1
+                controller.says("completed")
+                (run.folder / "attempts/000/exit").write_text("0\n")
 
     monkeypatch.setattr(top, "time", SimpleNamespace(sleep=lambda _: None, time=time.time))
     monkeypatch.setattr(render, "is_lively", lambda _: True)
-    monkeypatch.setattr(render, "frame", frame)
+    monkeypatch.setattr(render, "frames", frames)
     assert top.command.main([str(run.folder)], standalone_mode=False) == 0
-    assert (len(frames), controller.asked) == (10, 2)
+    assert (len(shown), controller.asked) == (10, 2)
 
 
 def test_a_run_began_with_its_first_attempt(controller: Controller, run: Run) -> None:

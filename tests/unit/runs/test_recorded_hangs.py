@@ -14,7 +14,7 @@ from allranks import contract
 from allranks.agent.hangs import HangJudge
 from allranks.diagnosis.hangs import verdict
 from allranks.record.stacks import Collective
-from allranks.runs.hangs import Group, Hang, named, newest, span
+from allranks.runs.hangs import Group, Hang, named, newest, quiet_for, span
 from node_orders import NODE
 
 TORCH = "/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
@@ -133,6 +133,22 @@ def test_last_words_of_ranks_in_a_hang_do_not_undo_it(tmp_path: Path) -> None:
         return newest(tmp_path) is not None
 
     assert [found(1), found(2), found(3), found(3, 3000.0)] == [True, False, True, False]
+
+
+def test_a_run_without_progress_is_shown_as_such_after_a_minute_or_once_its_hang_is_reported(tmp_path: Path) -> None:
+    node = tmp_path / "node-000"
+    node.mkdir()
+
+    def shown(quiet: float) -> bool:
+        (node / contract.USAGE).write_text(json.dumps({"advanced": time.time() - quiet}))
+        return quiet_for(tmp_path) is not None
+
+    minute = contract.scaled_wait(60.0)
+    assert [shown(1.0), shown(minute * 0.9), shown(minute)] == [False, False, True]
+    fields = {"since": 100.0, "groups": [], "left": [], "action": "report"}
+    event = {"time": 400.0, "host": "h", "kind": "hang", **fields}
+    (node / contract.AGENT_EVENTS).write_text(json.dumps(event) + "\n")
+    assert [shown(1.0), shown(minute * 0.9)] == [False, True]
 
 
 QUIET = {"since": 100.0, "moving": False, "groups": [], "left": []}

@@ -19,7 +19,7 @@ from allranks.errors import LaunchError, PreflightError, StartCancelledError
 from allranks.job.variables import for_another_job, without_those_of_ranks
 from allranks.logs.cause import LogExcerpt
 from allranks.record.files import write_atomically
-from allranks.runs import agents
+from allranks.runs import agents, excerpts
 from allranks.runs import attempt as attempts
 from allranks.runs.status import Handle, State, Status
 
@@ -181,8 +181,8 @@ class BatchCluster(ClusterKind):
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""
         logs = logs_to_search(self.scheduler, run.folder, run.attempt_folder, run.job_id or "")
-        failed = attempts.setup_failure(logs, run.folder, self.scheduler.log_noise)
-        return failed[1] if failed else attempts.excerpt(logs, self.scheduler.log_noise)
+        failed = excerpts.setup_failure(logs, run.folder, self.scheduler.log_noise)
+        return failed[1] if failed else excerpts.excerpt(logs, self.scheduler.log_noise)
 
 
 class SubmittedJob:
@@ -280,7 +280,7 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     """Name in a run's status the line of its set-up that failed or, if no agent has, the rank that failed first."""
     if status.state is not State.FAILED or status.rank is not None:
         return status
-    if found := attempts.setup_failure(logs_to_search(scheduler, folder, attempt, job_id), folder, scheduler.log_noise):
+    if found := excerpts.setup_failure(logs_to_search(scheduler, folder, attempt, job_id), folder, scheduler.log_noise):
         failed, excerpt = found
         cause = next(iter(excerpt.causes), None)
         return replace(status, reason=failed.what, exit_code=failed.code, cause=cause)
@@ -288,7 +288,7 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
         return status  # Agents know more.
     failure = attempts.first_failure(attempt)
     if failure is None and (logs := logs_of(scheduler, folder, job_id)):
-        failure = scheduler.failure(attempts.lines_of(logs[0]))
+        failure = scheduler.failure(excerpts.lines_of(logs[0]))
     nodes = attempts.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
     return failure.blamed(status, attempt, with_host=nodes > 1) if failure else status
 
@@ -299,7 +299,7 @@ def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
     requested = {reason["subject"]: reason["value"] for reason in reasons}
     patterns = [glob.escape(requested[name]) for name in ("scheduler.error", "scheduler.output") if name in requested]
     patterns += scheduler.logs(glob.escape(str(folder)), job_id, requested)
-    return attempts.with_text(patterns)
+    return excerpts.with_text(patterns)
 
 
 def logs_to_search(scheduler: Scheduler, folder: Path, attempt: Path, job_id: str) -> list[Path]:
@@ -307,6 +307,6 @@ def logs_to_search(scheduler: Scheduler, folder: Path, attempt: Path, job_id: st
     logs = logs_of(scheduler, folder, job_id)
     if first := attempts.first_failure(attempt):
         logs.append(first.folder / contract.AGENT_LOG)
-    if log := attempts.agent_excerpt(attempt / Path(contract.node_dir(0, 0)).name).log:
+    if log := excerpts.agent_excerpt(attempt / Path(contract.node_dir(0, 0)).name).log:
         logs.append(log)
     return logs

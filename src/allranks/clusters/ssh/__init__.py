@@ -22,7 +22,7 @@ from allranks.errors import LaunchError
 from allranks.logs.cause import LogExcerpt
 from allranks.runs import agents
 from allranks.runs.agents import Happened, NodeReport
-from allranks.runs.attempt import agent_excerpt
+from allranks.runs.excerpts import agent_excerpt
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, State, Status
 

@@ -18,7 +18,7 @@ from allranks.clusters.ssh.sync import Fetcher, error_of_rsync
 from allranks.clusters.ssh.transport import Ssh, fix_for, folder_on_nodes, run_all, ssh_command
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.logs.cause import find_cause
-from allranks.runs.attempt import failure_in
+from allranks.runs.excerpts import failure_in
 from allranks.runs.status import Handle
 from allranks.system.commands import Answer
 
