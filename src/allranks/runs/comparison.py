@@ -92,11 +92,17 @@ def _flags(args: Sequence[str]) -> dict[str, str]:
 
 
 def common_end(compared: Sequence[Compared]) -> tuple[int, float]:
-    """Return the last step, and the last time in seconds after the start, that all runs with metrics have reached."""
+    """Return the last step, and the last time in seconds after the start, that all runs with metrics have reached.
+
+    Of the steps in the second half, one that all have recorded is preferred: a run's last line may be the mean of few.
+    """
     with_metrics = [each for each in compared if each.metrics]
-    steps = [each.metrics[-1].step for each in with_metrics]
-    seconds = [each.metrics[-1].time - each.start for each in with_metrics]
-    return min(steps, default=0), max(0.0, min(seconds, default=0.0))
+    if not with_metrics:
+        return 0, 0.0
+    reached = min(each.metrics[-1].step for each in with_metrics)
+    recorded = set.intersection(*({line.step for line in each.metrics} for each in with_metrics))
+    step = max((step for step in recorded if reached / 2 <= step <= reached), default=reached)
+    return step, max(0.0, min(each.metrics[-1].time - each.start for each in with_metrics))
 
 
 def rank_hours(run: Run) -> float | None:

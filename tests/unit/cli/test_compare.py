@@ -48,6 +48,14 @@ def test_results_and_settings_stand_beside_each_other(allranks: Any, two: tuple[
     ]
 
 
+def test_metrics_stand_at_a_step_that_all_have_recorded(allranks: Any) -> None:
+    allranks.script("")
+    runs = [train(allranks, "long", losses={10: 2.0, 20: 1.0, 30: 0.5, 40: 0.4}, pace=1.0)]
+    runs += [train(allranks, "short", losses={10: 2.0, 20: 1.0, 30: 0.5, 32: 0.1}, pace=1.0)]
+    first, second = json.loads(allranks("compare", *(run.name for run in runs), "--json").stdout)["runs"]
+    assert (first["at_step"], second["at_step"]) == ({"loss": 0.5}, {"loss": 0.5})
+
+
 def test_the_same_as_json(allranks: Any, two: tuple[str, str]) -> None:
     found = json.loads(allranks("compare", *two, "--json").stdout)
     assert (found["step"], round(found["seconds"], 3)) == (15, 30.0)
