@@ -137,6 +137,8 @@ def command(
     if step is not None:
         _keep(launch_of(loaded), rows, "fsdp" if step.strategy == "fsdp" else "ddp")
     unknown = [*_unknown(needs, rows, step)]
+    if compute and not any(each.step_seconds for each in pace):
+        unknown.append("STEP, SPEED and COST: they need the time of the communication")
     if not compute:
         unknown.append("time of the computation, and so of a step, and its cost: --compute SECONDS, --price PRICE")
     if as_json:
@@ -176,7 +178,7 @@ def _size(text: str) -> int:
     """Return the bytes in ``text``; memory for a scheduler may have no unit, which would be megabytes."""
     if text.strip().replace(".", "").isdigit():
         raise ValueError(f"invalid size: {text!r} has no unit; write {text.strip()}GB or {text.strip()}MB")
-    return parse_memory(text)
+    return parse_memory(text, base=1000.0)
 
 
 def _listed_nodes(values: dict[str, Any]) -> list[int]:

@@ -71,8 +71,10 @@ def format_seconds(amount: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Write a short time with three digits: ``12.5 ms``, ``1.25 s``."""
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"
+    """Write a short time with three digits: ``0.25 us``, ``12.5 ms``, ``1.25 s``."""
+    if seconds >= 0.9995:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 or not seconds else f"{seconds * 1e6:.3g} us"
 
 
 def format_hours(hours: float) -> str:
@@ -85,14 +87,17 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e10 else f"{value:.4g}"
 
 
-def parse_memory(text: str) -> int:
-    """Return the bytes in ``text``; a bare number means megabytes, as in ``sbatch --mem``."""
+def parse_memory(text: str, base: float = 1024.0) -> int:
+    """Return the bytes in ``text``; a bare number means megabytes, as in ``sbatch --mem``.
+
+    ``base`` is that of units without an i: 1024 for schedulers, 1000 for what :func:`format_size` writes.
+    """
     match = _MEMORY.fullmatch(text.strip())
     if not match:
         raise ValueError(f"invalid amount of memory: {text!r}; write 200GB, 512M or 1.5T")
     number, unit, byte = match.groups()
     power = _MEMORY_POWER[unit[:1].lower()] if unit or byte else 2
-    size = float(number) * 1024.0**power
+    size = float(number) * (1024.0 if unit[1:] else base) ** power
     if not 0 < size <= _LARGEST:
         rule = "it is more than any machine has" if size else "it must be more than 0"
         raise ValueError(f"invalid amount of memory: {text!r}: {rule}")

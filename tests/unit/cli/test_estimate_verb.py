@@ -97,8 +97,9 @@ def test_numbers_need_no_script(allranks) -> None:
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[0] == "estimate for 1.3B parameters in bf16, adamw"
     assert "checkpoint 7.8 GB 3.9 s at 2 GB/s" in lines
-    assert "4 32 ddp 19 GB 24 GB 5.04 GB 403 ms unknown" in lines
-    assert "4 32 fsdp 8.91 GB 16 GB 7.56 GB 604 ms unknown" in lines
+    assert "activations 8 GB as given" in lines
+    assert "4 32 ddp 18.4 GB 24 GB 5.04 GB 403 ms unknown" in lines
+    assert "4 32 fsdp 8.32 GB 16 GB 7.56 GB 604 ms unknown" in lines
     assert any(line.startswith("unknown: effective batch") for line in lines)
     assert not any(line.startswith("unknown: activations, and so memory") for line in lines)
 
@@ -116,6 +117,8 @@ def test_steps_have_a_time_and_a_cost(allranks) -> None:
     assert [row["speedup"] for row in rows] == pytest.approx([1.0, 1.0, 1.6])
     assert [row["cost"] for row in rows] == pytest.approx([1.0, 2.0, 2.5])
     assert not [line for line in found["unknown"] if "computation" in line]
+    of_no_network = allranks("estimate", "--parameters", "1B", "--nproc-per-node", "2", "--compute", "1")
+    assert "unknown: STEP, SPEED and COST: they need the time of the communication" in of_no_network.stdout.splitlines()
     alone = allranks("estimate", "--parameters", "1B", "--price", "3.6")
     assert (alone.rc, alone.message["error"]) == (2, "--price needs --compute")
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from allranks.job.units import (
     format_duration,
     format_memory,
+    format_span,
     parse_duration,
     parse_memory,
     parse_nodes,
@@ -55,6 +56,11 @@ def test_amounts_of_memory(text: str, size: int) -> None:
     assert parse_memory(text) == size
 
 
+@pytest.mark.parametrize(("text", "size"), [("8GB", 8 * 10**9), ("8GiB", 8 * 1024**3), ("1.5T", 1500 * 10**9)])
+def test_amounts_of_memory_in_powers_of_1000(text: str, size: int) -> None:
+    assert parse_memory(text, base=1000.0) == size
+
+
 @pytest.mark.parametrize("text", ["lots", "5i", "0G", "1025P", "9999999P"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError, match=f"^invalid .*'{text}'"):
@@ -70,6 +76,14 @@ def test_numbers_of_nodes(text: str, nodes: tuple[int, int]) -> None:
 def test_what_is_no_number_of_nodes(text: str) -> None:
     with pytest.raises(ValueError, match=f"^invalid .*'{text}'"):
         parse_nodes(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 ms"), (2.33e-7, "0.233 us"), (9e-4, "900 us"), (0.0125, "12.5 ms"), (0.9996, "1 s"), (1.254, "1.25 s")],
+)
+def test_short_times_have_three_digits(seconds: float, text: str) -> None:
+    assert format_span(seconds) == text
 
 
 @given(st.integers(1, 100 * 365 * 86400))
