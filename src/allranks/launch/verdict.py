@@ -64,6 +64,8 @@ def resumes_from(run: Run) -> str:
     """Return where another attempt of a run starts: at its newest checkpoint, or at the beginning."""
     if saved := [save for save in read_saves(run.folder) if save.path]:
         return f"from step {saved[-1].step}"
+    if run.record.nnodes > 1 and not run.node_folder(0).is_dir():  # Started by hand: rank 0 saves on another machine.
+        return "on all nodes: from the newest checkpoint of node 0"
     return "no checkpoint: from the beginning, unless the script loads its own"
 
 

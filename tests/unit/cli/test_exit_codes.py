@@ -68,6 +68,17 @@ def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
     assert_nothing_left(run)
 
 
+def test_a_node_started_by_hand_does_not_know_what_node_0_has_saved(allranks):
+    allranks.script("")
+    assert allranks("run", "train.py").rc == 0
+    run = allranks.run()
+    (run / "attempts/000/node-000").rename(run / "attempts/000/node-001")
+    record = json.loads((run / "record.json").read_text()) | {"nnodes": 2, "status": {"state": "CANCELLED"}}
+    (run / "record.json").write_text(json.dumps(record))
+    note = "on all nodes: from the newest checkpoint of node 0"
+    assert allranks("status").stderr == f"next: allranks resume {run.name} ({note})\n"
+
+
 def test_reader_that_goes_away_does_not_end_the_run(allranks):
     """``allranks run ... | head -1``: the training continues, and its logs are whole."""
     text = "import time\nfor i in range(3000):\n    print(i, 'x' * 100, flush=True)\nopen('done', 'w')\n"
