@@ -192,7 +192,7 @@ def _cut(line: str, spare: int = 0) -> str:
 
 def wrapped(label: str, text: str) -> str:
     """Return a text after its label; a terminal shows it in lines of its width, below each other."""
-    if not sys.stdout.isatty():
+    if fits(label + text):
         return label + text
     import textwrap  # Commands start sooner without it.
 

@@ -32,7 +32,9 @@ def command(run: str | None, folder: str | None, as_json: bool) -> int:
     if as_json:
         render.as_json({**report(found), "position": (where := _position(found)) and where._asdict()})
         return 0
-    render.data(render.table((), _rows(found)))
+    rows = [*_rows(found)]
+    width = max(len(name) for name, _ in rows)
+    render.data("\n".join(render.wrapped(f"{name:{width}}  ", render.one_line(value)) for name, value in rows))
     render.talk(_next(found))
     return 0
 

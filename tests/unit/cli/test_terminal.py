@@ -165,6 +165,18 @@ def test_the_name_of_a_host_cannot_command_a_terminal(allranks):
     assert b"\nerror" not in said
 
 
+def test_status_wraps_what_is_longer_than_the_terminal_is_wide(allranks):
+    allranks.script("raise ValueError('the shapes of these two tensors do not match: 3 and 4')\n")
+    assert allranks("run", "train.py").rc == 1
+    whole = allranks("status").stdout
+    cause = next(line for line in whole.splitlines() if line.startswith("cause"))
+    said = at_terminal(allranks, "status", NO_COLOR="1", TERM="xterm", COLUMNS="50").decode().replace("\r\n", "\n")
+    assert max(map(len, said.splitlines())) <= 50
+    indent = "\n" + " " * cause.index("ValueError")
+    wrapped = cause.replace("two tensors", f"two{indent}tensors").replace("4 (", f"4{indent}(")
+    assert f"\n{wrapped}\n" in said
+
+
 def test_frames_of_others_are_folded_on_a_terminal_alone(allranks):
     allranks.script("import json\njson.loads('{')\n")
     said = at_terminal(allranks, "run", "train.py", NO_COLOR="1", TERM="xterm").decode().replace("\r\n", "\n")
