@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from allranks import contract
+from allranks.cli.checkpoint import SAVED
 from allranks.cli.options import TYPED, script_args
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
@@ -121,7 +122,7 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         if failure.ctx and isinstance(failure.param.type, click.Choice):
             fix = f"{failure.ctx.command_path} {failure.param.type.choices[0]}"
         elif failure.ctx and failure.param.name == "folder":
-            fix = f"{failure.ctx.command_path} runs/latest/checkpoints, if the script saves in ctx.run_dir"
+            fix = f"{failure.ctx.command_path} {SAVED}"
     elif isinstance(failure, click.BadParameter) and failure.param:
         name, kind = _spelling(failure.param), failure.param.type
         typed, is_, _ = failure.message.partition(" is not ")

@@ -16,7 +16,7 @@ from typing import Any
 from allranks import contract
 from allranks.errors import RunFolderError, RunNotFoundError
 from allranks.job.problems import closest, listed
-from allranks.record.files import unwritable, write_json
+from allranks.record.files import read_failure, unwritable, write_json
 from allranks.runs.status import Handle, State, Status
 
 #: Where runs are looked for by one who has none here: so far above, among so many entries below, and so many are named.
@@ -187,7 +187,7 @@ def load(run_folder: Path) -> Run:
         fix = f"it is a run of {owner}, who can share the next one: --group-readable"
         raise RunFolderError(f"cannot read {path}", why=error.strerror, fix=fix) from error
     except OSError as error:
-        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+        raise read_failure(path, error) from error
     except (ValueError, KeyError, TypeError) as error:
         why, fix = "the file is incomplete, or another program wrote it", f"remove the run: rm -r {run_folder}"
         raise RunFolderError(f"{path} is not a record of a run", why=why, fix=fix) from error
@@ -272,7 +272,7 @@ def _entries(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunFolderError(f"cannot read {folder}", why=error.strerror) from error
+        raise read_failure(folder, error) from error
 
 
 def _is_run(folder: Path, *, unreadable: bool) -> bool:

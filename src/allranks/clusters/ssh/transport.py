@@ -86,7 +86,8 @@ def real_name(host: Host, environ: Mapping[str, str]) -> str:
     """Return the name or address that ssh's configuration has for a host: other machines do not know its aliases."""
     answer = run_one(["ssh", "-G", *ssh_options(host), host.name], environ, seconds=60.0)
     if answer.code:
-        raise LaunchError(f"ssh cannot read its configuration for {host.name}", why=answer.last_words)
+        fix = "correct that line of ~/.ssh/config"
+        raise LaunchError(f"ssh cannot read its configuration for {host.name}", why=answer.last_words, fix=fix)
     found = [line.split(maxsplit=1)[1] for line in answer.out.splitlines() if line.startswith("hostname ")]
     return found[0] if found else host.name
 
