@@ -161,7 +161,9 @@ def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
         match = _RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise UsageError(f"{flag}: invalid number: {part!r}", fix=f"{flag} 3, {flag} 0-3 or {flag} 0,2")
+            raise UsageError(
+                f"{flag}: invalid number: {part!r}", fix=f"{flag} 3, {flag} 0-3 or {flag} 0,2; all without it"
+            )
         if last >= count:
             missing = max(first, count)
             what, why = f"{flag}: the run has no {flag[2:]} {missing}", f"it has {count}, counted from 0"

@@ -254,7 +254,9 @@ def _take_hosts(flags: dict[str, object]) -> None:
         try:
             flags["resources.nodes"] = len(parse_hosts([requested]))
         except ValueError as error:
-            raise UsageError(f"--nodes: {error}", fix="a number, 2:4, gpu1,gpu2, gpu[1-3] or ada@gpu7:2222") from error
+            what, _, fix = str(error).partition("; ")
+            known = "a number, 2:4, gpu1,gpu2, gpu[1-3] or ada@gpu7:2222"
+            raise UsageError(f"--nodes: {what}", fix=fix or known) from error
         flags["resources.hosts"] = requested
 
 

@@ -157,7 +157,10 @@ def _cluster(
             problems.append(Problem(place, what, why=f"{misplaced!r} is read as the name of a cluster", fix=fix))
             return None, {}
     entry = f"{{{shown}: {{kind: slurm}}}}, or pbs, grid_engine, ssh"
+    of_kind = next((other for other, (_, others) in entries.items() if _kind_of(others[other]) == shown), None)
     fix = did_you_mean(shown, known) or f"describe it in clusters.yaml: {entry}"
+    if of_kind:
+        fix = f"did you mean {quoted(of_kind)}? It is a cluster of kind {shown}"
     problems.append(Problem(setting.source.where, what, why=why, fix=fix))
     return None, {}
 
@@ -166,6 +169,10 @@ def _kind_in(value: object) -> str:
     """Return the kind that a misplaced description of a cluster names, else the most usual one."""
     kind = value.get("kind") if isinstance(value, dict) else value
     return kind if isinstance(kind, str) and kind in _KINDS else "slurm"
+
+
+def _kind_of(entry: object) -> object:
+    return entry.get("kind") if isinstance(entry, dict) else None
 
 
 def _misplaced(name: str, entries: YamlMapping) -> str | None:
@@ -215,7 +222,7 @@ def _read_entry(
     if isinstance(kind, str) and kind not in _KINDS and kind not in (known := schedulers.kinds()):
         what, why = f"there is no kind of cluster {quoted(kind)}", f"the kinds are {listed(known, 'and')}"
         meant = did_you_mean(schedulers.SAME.get(kind.lower(), kind), known)
-        problems.append(Problem(layer["kind"].source.where, what, why=why, fix=meant))
+        problems.append(Problem(layer["kind"].source.where, what, why=why, fix=meant or "write kind: slurm, say"))
         return None, defaults
     return _validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
 
@@ -289,6 +296,8 @@ def _suggested(
         return suggestions.write(path, source, "[ONE, TWO]")
     if rule == _RULES["bool"]:
         return suggestions.for_truth(model, path, source)
+    if path == "resources.gpus_per_node" and (typed := re.fullmatch(r"(?:gpu:)?(\w+):(\d+)", str(value))):
+        return suggestions.for_gpus(source, *typed.groups())
     is_number = rule in (_RULES["int"], _RULES["float"]) or item["type"] in ("greater_than_equal", "less_than_equal")
     return suggestions.for_number(model, path, source) if is_number else None
 

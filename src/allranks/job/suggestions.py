@@ -39,6 +39,13 @@ def for_number(model: type[Section], path: str, source: ValueSource) -> str:
     return write(path, source, _NUMBERS.get(path) or (f"{default:g}" if default else _NUMBER))
 
 
+def for_gpus(source: ValueSource, kind: str, number: str) -> str:
+    """Return what to write for Slurm's ``a100:4``, which is two values here."""
+    if source.kind == "flag":
+        return f"{source.where} {number} --gpu-type {kind}"
+    return f"write gpus_per_node: {number} and gpu_type: {kind}"
+
+
 def for_truth(model: type[Section], path: str, source: ValueSource) -> str:
     """Return what to write where true or false is needed: what is not the default, which need not be written."""
     return write(path, source, str(not _default(model, path)).lower())

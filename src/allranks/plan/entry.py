@@ -107,7 +107,7 @@ def _find_entry(job: Job, workdir: Path, same_python: bool) -> Program:
 
 def _not_a_module(words: str) -> JobError:
     name, _, args = words.strip().partition(" ")
-    why, fix = "a name has no spaces", "-m takes a name such as package.train"
+    why, fix = "a name has no spaces", "write module: package.train, or -m package.train"
     if name.endswith(".py") or args.startswith("-"):
         why, fix = "arguments follow --", f"allranks run {'' if name.endswith('.py') else '-m '}{name} -- {args}"
     return JobError(f"invalid module name: {quoted(words)}", why=why, fix=fix)

@@ -224,6 +224,8 @@ def find(folder: Path, name: str | None) -> Run:
         raise RunNotFoundError(what, why=f"there is no run in {folder}", fix=where_runs_are(folder))
     near = closest(name, ids) or next((each for each in reversed(ids) if each.startswith(f"{Path(name).stem}-")), None)
     fix = f"did you mean {near}?" if near else "allranks ps lists them"
+    if name.isdigit():
+        fix = f"allranks logs --rank {name} shows that rank of the newest run; allranks ps lists all runs"
     raise RunNotFoundError(what, why=f"the newest runs are {', '.join(ids[-3:])}", fix=fix)
 
 

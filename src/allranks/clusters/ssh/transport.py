@@ -49,11 +49,11 @@ _FIXES = {
     "Host key verification failed": "ssh {typed} once by hand, and check the key that it shows before you accept it",
     "Permission denied": "ssh-copy-id {typed}, or IdentityFile in ~/.ssh/config: it must work without a password",
     "Could not resolve hostname": "check the name, or add a HostName for it to ~/.ssh/config",
-    "No route to host": "is {host} up, and is the network between the two?",
-    "Connection refused": "is sshd running on {host}, and at that port?",
-    "not responding": "has {host} lost its power, or its network?",
-    BROKE: "has {host} lost its power, or its network?",
-    "timed out": "is {host} up, and does no firewall close the port of its sshd?",
+    "No route to host": "see whether {host} is up, and the network between the two",
+    "Connection refused": "see whether sshd runs on {host}, and at that port",
+    "not responding": "see whether {host} has lost its power, or its network",
+    BROKE: "see whether {host} has lost its power, or its network",
+    "timed out": "see whether {host} is up, and whether a firewall closes the port of its sshd",
 }
 #: The user's own settings for it, in a file and in what ``ssh -G`` prints; and where ``ssh -v`` names its files.
 _OWN = re.compile(r"^\s*Control(Path|Master)\b", re.IGNORECASE | re.MULTILINE)
