@@ -75,7 +75,13 @@ class UsageError(AllranksError):
 
 
 class JobError(UsageError):
-    """A value in a flag, an environment variable, a job file or a cluster file is wrong."""
+    """A value in a flag, an environment variable, a job file or a cluster file is wrong.
+
+    Attributes:
+        key: the key of the job that gives it, such as ``script``; empty: the message itself names it.
+    """
+
+    key = ""
 
 
 class RunNotFoundError(UsageError):

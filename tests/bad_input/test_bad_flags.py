@@ -52,7 +52,8 @@ def test_results_that_cannot_be_written(allranks):
             stderr=subprocess.PIPE,
             check=False,
         )
-    error = b"error: cannot write to stdout\n  why: No space left on device\n"
+    fix = b"write to a file elsewhere, or free space where this one is"
+    error = b"error: cannot write to stdout\n  why: No space left on device\n  fix: %s\n" % fix
     assert (result.returncode, result.stderr) == (1, error)
 
 

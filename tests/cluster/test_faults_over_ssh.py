@@ -86,7 +86,7 @@ def test_a_machine_that_loses_power_before_all_have_met(ssh: Any, mended: Networ
     assert err.decode().splitlines() == [
         "error: cannot reach gpu02",
         "  why: the connection broke",
-        "  fix: has gpu02 lost its power, or its network?",
+        "  fix: see whether gpu02 has lost its power, or its network",
     ]
     assert left_on(mended, ssh.run()) == {}
 

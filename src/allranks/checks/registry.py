@@ -126,9 +126,8 @@ def chosen(only: Iterable[str], skip: Iterable[str], *, is_full: bool, own: Sequ
         raise UsageError(f"there are two checks with the name {twice.name!r}", why=twice.why, fix="rename that file")
     for name in (*only, *skip):
         if name not in known:
-            raise UsageError(
-                f"there is no check {name!r}", why=f"the checks are: {', '.join(known)}", fix=did_you_mean(name, known)
-            )
+            fix = did_you_mean(name, known) or "leave it out"
+            raise UsageError(f"there is no check {name!r}", why=f"the checks are: {', '.join(known)}", fix=fix)
     wanted = [check for check in checks if (check.name in only if only else is_full or not check.is_full)]
     return tuple(check for check in wanted if check.name not in skip)
 

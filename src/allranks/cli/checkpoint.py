@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import json_option
 from allranks.errors import AllranksError, UsageError
+from allranks.job.problems import did_you_mean
 from allranks.job.units import format_count, format_seconds, format_size
 from allranks.record import checkpoints
 from allranks.record.checkpoints import CheckpointEntry
@@ -24,6 +26,8 @@ _HEADER = ("STEP", "AGE", "SIZE", "RANKS", "METRIC", "STATE", "")
 #: Processes that verify a checkpoint, and bytes below which one is enough.
 _PROCESSES = 16
 _FOR_ONE = 64 << 20
+#: A directory to name where none, or one without checkpoints, was named.
+SAVED = "runs/latest/checkpoints, if the script saves in ctx.run_dir"
 _folder = click.argument("folder", type=click.Path(path_type=Path))
 
 
@@ -63,7 +67,7 @@ def verify(folder: Path, as_json: bool) -> int:
     """Read all bytes of the checkpoint in FOLDER, or of all in it, and compare the checksums; 1 if one is corrupt."""
     paths = _paths(folder)
     if not paths:
-        raise UsageError(f"there is no checkpoint in {folder}")
+        raise UsageError(f"there is no checkpoint in {folder}", fix=f"allranks checkpoint verify {SAVED}")
     results = {path: _problems(path) for path in paths[::-1]}
     if as_json:
         render.as_json([{"path": str(path), "problems": found} for path, found in results.items()])
@@ -85,7 +89,8 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
     FOLDER is a checkpoint, or a directory of them, of which the newest complete one is taken.
     """
     if target.suffix not in (".pt", ".safetensors"):
-        raise UsageError(f"{target} ends neither in .safetensors nor in .pt")
+        what = f"{target} ends neither in .safetensors nor in .pt"
+        raise UsageError(what, fix=f"name the file {shlex.quote(str(target.with_suffix('.safetensors')))}")
     if target.exists() and not force:
         raise UsageError(f"{target} exists already", fix="--force overwrites")
     if everything and (part or target.suffix != ".pt"):
@@ -101,7 +106,8 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
         tensors = {key.partition("/"): tensor for key, tensor in checkpoints.read_tensors(path, manifest).items()}
         chosen = {key: tensor for (part_name, _, key), tensor in tensors.items() if part_name == name}
         if not chosen:
-            raise UsageError(f"{name} holds no tensors")
+            others = dict.fromkeys(part_name for part_name, _, _ in tensors)
+            raise UsageError(f"{name} holds no tensors", fix=f"one of --part {', '.join(others)}; or a .pt file")
         safetensors.write(target, path, chosen, {"format": "pt", "step": str(manifest.step)})
     size = format_size(target.stat().st_size)
     render.talk(f"wrote {render.path(target)}: {name or 'everything'} of step {manifest.step}, {size}")
@@ -110,7 +116,7 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
 
 def _existing(folder: Path) -> Path:
     if not folder.is_dir():
-        raise UsageError(f"there is no directory {folder}")
+        raise UsageError(f"there is no directory {folder}", fix=f"allranks checkpoint ls {SAVED}")
     return folder
 
 
@@ -166,14 +172,17 @@ def _chosen(folder: Path) -> Path:
         if path == folder:
             raise AllranksError(f"{path} is corrupt", why=found[0], fix=f"allranks checkpoint ls {path.parent}")
         render.talk(f"{path} is corrupt and is skipped: {found[0]}")
-    raise UsageError(f"there is no complete checkpoint in {folder}")
+    raise UsageError(f"there is no complete checkpoint in {folder}", fix=f"allranks checkpoint ls {SAVED}")
 
 
 def _part(manifest: checkpoints.Manifest, wanted: str | None) -> str:
     if wanted in manifest.parts:
         return str(wanted)
     if wanted is not None:
-        raise UsageError(f"the checkpoint has no part {wanted}", why=f"it has {', '.join(manifest.parts)}")
+        what, why = f"the checkpoint has no part {wanted}", f"it has {', '.join(manifest.parts)}"
+        raise UsageError(
+            what, why=why, fix=did_you_mean(wanted, manifest.parts) or f"--part {next(iter(manifest.parts))}"
+        )
     models = [name for name, kind in manifest.parts.items() if kind == "module"]
     if len(models) != 1:
         fix = f"--part {models[0] if models else 'NAME'}"
@@ -193,4 +202,5 @@ def _export_with_torch(path: Path, target: Path, part: str | None) -> None:
         raise AllranksError(f"{target} needs torch, and {sys.executable} has none", fix=fix)
     with contextlib.suppress(ValueError):
         raise AllranksError(**json.loads(text))  # An error of ours.
-    raise AllranksError(f"cannot write {target}", why=text.splitlines()[-1] if text else f"exit code {done.returncode}")
+    why = text.splitlines()[-1] if text else f"exit code {done.returncode}"
+    raise AllranksError(f"cannot write {target}", why=why, fix="export to a .safetensors file, which needs no torch")

@@ -90,9 +90,11 @@ def check_first(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None
         for warning, hosts in grouped(report.of(Grade.WARN)):
             render.talk(f"allranks: note: {_in_a_line(warning, hosts)}; {warning.finding.fix}")
         if not report.is_good:
-            for note in plan.notes:  # They may name what is missing better than the shell does.
-                render.talk(f"allranks: note: {note}")
             (first, hosts), *others = grouped(report.of(Grade.FAIL))
+            said = " ".join(failed.finding.what for failed in report.of(Grade.FAIL))
+            for note in plan.notes:  # They may name what is missing better than the shell does.
+                if note.partition(":")[0] not in said:
+                    render.talk(f"allranks: note: {note}")
             for other, its_hosts in others:  # The error is what was found first.
                 render.talk(f"allranks: {_in_a_line(other, its_hosts)}")
             why, fix = first.finding.why or first.check.why, first.finding.fix

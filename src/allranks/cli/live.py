@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.cli import render
-from allranks.errors import AllranksError
 from allranks.job.problems import printable
 from allranks.logs.lineform import LineForm
 from allranks.logs.merge import MergedLogs, Tail
@@ -157,7 +156,7 @@ class Live:
         if isinstance(failure, BrokenPipeError) or any(event & select.POLLERR for _, event in poll.poll(0)):
             raise BrokenPipeError
         if failure:
-            raise AllranksError("cannot write to stdout", why=failure.strerror)
+            raise render.unwritable_stdout(failure)
 
     def end_tail(self, merged: MergedLogs) -> None:
         """Write the last lines that are there; from now on every line is written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -67,13 +68,15 @@ def command(
     try:
         pattern = None if grep is None else re.compile(grep.encode(errors="surrogateescape"))
     except re.error as error:
-        raise UsageError(f"invalid --grep: {grep!r}", why=f"it is not a regular expression: {error}") from error
+        why = f"it is not a regular expression: {error}"
+        fix = f"for that text itself: --grep {shlex.quote(re.escape(grep or ''))}"
+        raise UsageError(f"invalid --grep: {grep!r}", why=why, fix=fix) from error
     form = LineForm(0.0 if since is None else _time(since), pattern, timestamps, as_json)
     found = find(runs_folder(folder), run)
     newest = found.attempt  # Counted from 0, as directories are; people count from 1.
     if attempt is not None and attempt > newest + 1:
         why = f"it has the attempts 1 to {newest + 1}" if newest else "it has only attempt 1"
-        raise UsageError(f"--attempt: the run has no attempt {attempt}", why=why)
+        raise UsageError(f"--attempt: the run has no attempt {attempt}", why=why, fix="leave it out for the newest")
     first = newest if attempt is None else attempt - 1
     if ranks and any(found.attempt_folder.glob(f"node-*/{contract.rank_log(contract.ALL_OF_A_NODE, 'out')}")):
         why = "torch's own launcher started them, and puts together what they say"
@@ -158,10 +161,14 @@ def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
         match = _RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise UsageError(f"{flag}: invalid number: {part!r}", fix=f"{flag} 3, {flag} 0-3 or {flag} 0,2")
+            raise UsageError(
+                f"{flag}: invalid number: {part!r}", fix=f"{flag} 3, {flag} 0-3 or {flag} 0,2; all without it"
+            )
         if last >= count:
             missing = max(first, count)
-            raise UsageError(f"{flag}: the run has no {flag[2:]} {missing}", why=f"it has {count}, counted from 0")
+            what, why = f"{flag}: the run has no {flag[2:]} {missing}", f"it has {count}, counted from 0"
+            there = f"0-{count - 1}" if count > 1 else "0"
+            raise UsageError(what, why=why, fix=f"{flag} {there}, or leave it out for all")
         found |= set(range(first, last + 1))
     return found or None
 

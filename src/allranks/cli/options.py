@@ -16,7 +16,7 @@ import click
 from allranks import contract
 from allranks.cli import pasted_command, render
 from allranks.cli.runs import runs_folder
-from allranks.errors import UsageError
+from allranks.errors import JobError, UsageError
 from allranks.job.options import OPTIONS, TARGETS, Option
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _JOB_FILE = "job.yaml"
 _SCRIPT_ARGS = "allranks.script_args"
+_LOADED = "allranks.loaded"
 _PYDANTIC_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 #: Key of ``ctx.meta`` for the words of a verb as they were typed.
 TYPED = "allranks.typed"
@@ -91,6 +92,13 @@ class JobCommand(click.Command):
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the verb; an error about a value of a file names the line that gives it."""
+        try:
+            return super().invoke(ctx)
+        except JobError as error:
+            raise _placed(error, ctx.meta[_LOADED]) if _LOADED in ctx.meta else error from error.__cause__
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, each with those that it has in their order."""
         titles = {start: title for title, starts in _GROUPS for start in starts}
@@ -104,6 +112,15 @@ class JobCommand(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _placed(error: JobError, loaded: LoadedJob) -> JobError:
+    """Return an error with the line of the file whose value it is about, if a file gives it."""
+    key = error.key or error.what.partition(": ")[0]
+    source = loaded.sources.get(key)
+    if source is None or not source.kind.endswith("file"):
+        return error
+    return JobError(f"{source.where}: {error.what}", why=error.why, fix=error.fix, see=error.see)
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,6 +200,7 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
         needs_target=needs_target,
         typed=ctx.meta.get(TYPED, ()),
     )
+    ctx.meta[_LOADED] = loaded
     notes = (*_joined_variables(flags), *_joined_words(loaded), *_paths_elsewhere(script_args(ctx), loaded))
     for note in notes:
         render.talk(f"allranks: note: {note}")
@@ -236,7 +254,9 @@ def _take_hosts(flags: dict[str, object]) -> None:
         try:
             flags["resources.nodes"] = len(parse_hosts([requested]))
         except ValueError as error:
-            raise UsageError(f"--nodes: {error}", fix="a number, 2:4, gpu1,gpu2, gpu[1-3] or ada@gpu7:2222") from error
+            what, _, fix = str(error).partition("; ")
+            known = "a number, 2:4, gpu1,gpu2, gpu[1-3] or ada@gpu7:2222"
+            raise UsageError(f"--nodes: {what}", fix=fix or known) from error
         flags["resources.hosts"] = requested
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -79,4 +80,5 @@ def _remove(folder: Path, kept: list[Path]) -> None:
         if not kept:
             folder.rmdir()
     except OSError as error:
-        raise RunFolderError(f"cannot remove {render.path(folder)}", why=error.strerror) from error
+        fix = f"ls -la {shlex.quote(render.path(folder))} shows whose it is"
+        raise RunFolderError(f"cannot remove {render.path(folder)}", why=error.strerror, fix=fix) from error

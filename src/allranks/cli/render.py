@@ -30,12 +30,12 @@ _STATES = {State.SUCCEEDED: _GREEN, State.RUNNING: _BLUE} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), _YELLOW
 )
 
-#: What a verdict says of another attempt.
+#: What a verdict says of another attempt: a retry ...
 RETRY = {
-    "never": "no: the script or its environment must be changed first",
-    "after a change": "after a change of the job",
-    "as it is": "yes, as it is",
-    "on other nodes": "yes, on other nodes",
+    "never": "will not help: change the script or its environment first",
+    "after a change": "can help after a change of the job",
+    "as it is": "can help, with nothing changed",
+    "on other nodes": "can help on other nodes",
 }
 
 #: What a terminal obeys: colour (SGR, group 1), which stays; other control sequences, such as cursor moves (ECMA-48);
@@ -163,7 +163,13 @@ def _print(text: str, end: str = "\n") -> None:
     except BrokenPipeError:
         raise
     except OSError as failure:
-        raise AllranksError("cannot write to stdout", why=failure.strerror) from failure
+        raise unwritable_stdout(failure) from failure
+
+
+def unwritable_stdout(failure: OSError) -> AllranksError:
+    """Return the error for a stdout that takes no more, such as a file on a full disk."""
+    fix = "write to a file elsewhere, or free space where this one is"
+    return AllranksError("cannot write to stdout", why=failure.strerror, fix=fix)
 
 
 def frames(texts: Iterable[str]) -> None:

@@ -145,8 +145,7 @@ def verdict_rows(run: Run) -> dict[str, str]:
     verdict = verdict_of(run) if has_failed(run) else None
     if verdict is None or verdict.sure == "unknown" or verdict.cause == run.record.status.reason:
         return {}
-    place = f" ({verdict.place})" if verdict.place else ""
-    rows = {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}"}
+    rows = {"diagnosis": f"{verdict.cause} ({', '.join(filter(None, (verdict.place, verdict.sure)))})"}
     if verdict.retry:  # Of a hang it is not known.
         rows["retry"] = render.RETRY[verdict.retry]
     return rows
@@ -157,7 +156,7 @@ def report_verdict(run: Run, *, beside_error: bool = False) -> None:
     if beside_error and (verdict := verdict_of(run)) and verdict.id in _OWN and verdict.sure == "certain":
         return
     if rows := verdict_rows(run):
-        retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
+        retry = f"; a retry {rows['retry']}" if "retry" in rows else ""
         line = rows["diagnosis"] + retry
         render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")
 

@@ -50,7 +50,9 @@ def command(ctx: click.Context, /, **values: Any) -> NoReturn:
     if target is not None and not target.endswith((".yaml", ".yml")):
         raise UsageError(f"{target} is not a job file", fix=f"what runs there follows --: -- {shlex.quote(target)} ...")
     loaded = load(ctx, values, needs_target=False)
-    asking = kind_for(loaded, os.environ).shell_command(loaded.job, words, os.environ, terminal=sys.stdin.isatty())
+    kind = kind_for(loaded, os.environ)
+    asking = kind.shell_command(loaded.job, words, os.environ, terminal=sys.stdin.isatty())
+    kind.reach(os.environ)
     render.talk(f"allranks: {shlex.join(asking)}")
     try:
         os.execvp(asking[0], asking)  # It takes the place of this command: its terminal, signals and exit code.

@@ -15,6 +15,7 @@ from allranks.logs.lineform import ranges
 from allranks.record.stacks import groups
 from allranks.runs.hangs import named
 from allranks.runs.stacks import Stacks, ask
+from allranks.runs.status import State
 
 #: The frames of a group that are shown, from the innermost on, besides those in the user's code.
 _SHOWN = 3
@@ -43,7 +44,9 @@ def command(run: str | None, folder: str | None, show_all: bool, timeout: float,
 
     found = settled(find_unfinished(folder, run))
     if found.record.status.state.is_final:
-        raise RunNotFoundError(f"{found.record.id} has ended", why="only living ranks have stacks", fix="allranks why")
+        is_good = found.record.status.state is State.SUCCEEDED
+        fix = "allranks ps --state running lists the runs that have some" if is_good else "allranks why"
+        raise RunNotFoundError(f"{found.record.id} has ended", why="only living ranks have stacks", fix=fix)
     stacks = ask(found, timeout)
     if as_json:
         render.as_json(asdict(stacks))

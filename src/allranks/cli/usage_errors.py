@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from allranks import contract
+from allranks.cli.checkpoint import SAVED
 from allranks.cli.options import TYPED, script_args
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
@@ -92,6 +93,9 @@ _NOT_HERE = {
     **dict.fromkeys((("status", "--follow"), ("status", "-f")), "allranks watch, or allranks logs -f"),
     **dict.fromkeys((("cancel", "--all"), ("cancel", "-a")), _ONE_AT_A_TIME),
     **dict.fromkeys((("ps", "--all"), ("ps", "-a")), "all runs are listed, in every state; -n 1000 lists more than 20"),
+    ("why", "--rank"): "leave it out: why finds the rank that failed first; allranks logs --rank N shows one rank",
+    ("schema", "--json"): "leave it out: a schema is JSON",
+    ("run", "--dry-run"): "allranks plan shows what would be executed, and starts nothing",
     ("ps", "--on"): "leave it out: the runs of all clusters are listed",
     **dict.fromkeys((("ps", "--watch"), ("ps", "-w")), "allranks watch --all"),
     **dict.fromkeys((("status", "--watch"), ("status", "-w")), "allranks watch"),
@@ -102,7 +106,12 @@ _NO_WORDS = {
     "resume": _AS_STARTED,
     "prune": "--keep N or --older-than 30d chooses runs; of a single one, remove the directory: rm -r runs/RUN",
     "logs": "one run at a time: allranks logs RUN; --rank 0,1 names ranks",
+    "ps": "leave it out: --state running lists the runs in a state, allranks status RUN shows one",
 }
+#: A number for options that got none.
+_EXAMPLE = 20
+#: Names that people give a run with: it is an argument of these verbs.
+_RUN_OPTIONS = ("--run", "--run-id", "--id", "--job", "--job-id", "-j")
 #: What click says in errors of its own, where it keeps no more than the text.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_COMMAND = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
@@ -121,7 +130,9 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         if failure.ctx and isinstance(failure.param.type, click.Choice):
             fix = f"{failure.ctx.command_path} {failure.param.type.choices[0]}"
         elif failure.ctx and failure.param.name == "folder":
-            fix = f"{failure.ctx.command_path} runs/latest/checkpoints, if the script saves in ctx.run_dir"
+            fix = f"{failure.ctx.command_path} {SAVED}"
+        elif failure.ctx and failure.param.name == "target":
+            fix = f"{failure.ctx.command_path} FOLDER model.safetensors"
     elif isinstance(failure, click.BadParameter) and failure.param:
         name, kind = _spelling(failure.param), failure.param.type
         typed, is_, _ = failure.message.partition(" is not ")
@@ -129,15 +140,28 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         if isinstance(kind, click.Choice):
             *others, last = kind.choices
             why = f"it must be {', '.join(others)} or {last}"
-            fix = f"did you mean {near}?" if (near := closest(typed.strip("'"), kind.choices)) else fix
-        elif is_ and kind.name.startswith(("integer", "float")):
-            why = f"it must be {_number(kind)}"
+            near = closest(typed.strip("'"), kind.choices)
+            fix = f"did you mean {near}?" if near else _with_value(failure.param, kind.choices[0], failure.ctx)
+        elif kind.name.startswith(("integer", "float")):
+            why = f"it must be {_number(kind)}" if is_ else None
+            default = failure.param.default
+            usual = default if isinstance(default, int | float) and default > 0 else _EXAMPLE
+            fix = _with_value(failure.param, f"{usual:g}", failure.ctx)
+        elif failure.param.name == "folder" and name == "FOLDER":
+            fix = "name a directory; allranks init without one writes here, for a train.py that is here too"
     elif extra := _UNEXPECTED.fullmatch(message):
         what, context = f"unexpected argument: {extra[1]}", getattr(failure, "ctx", None)
         fix = _NO_WORDS.get(context.info_name or "", fix) if context else fix
     elif word := _NO_COMMAND.fullmatch(message):
         what = f"no such command {word[1]}"
     return UsageError(what, why=why, fix=fix)
+
+
+def _with_value(parameter: click.Parameter, value: str, context: click.Context | None) -> str:
+    """Return a parameter with a value that it takes, as it is typed."""
+    if isinstance(parameter, click.Option):
+        return f"{_spelling(parameter)} {value}"
+    return f"{context.command_path if context else 'allranks'} {value}"
 
 
 def _bad_option(name: str, command: click.Command, words: list[str]) -> tuple[str, str | None, str]:
@@ -149,8 +173,10 @@ def _bad_option(name: str, command: click.Command, words: list[str]) -> tuple[st
             path, command = [*path, word], inner
     options = (each for each in command.params if isinstance(each, click.Option))
     option = next((each for each in options if name in (*each.opts, *each.secondary_opts)), None)
-    takes = "takes no value" if option and option.is_flag else "needs a value"
-    return f"{name} {takes}", option.help if option else None, f"{' '.join(path)} --help"
+    is_flag = option is not None and option.is_flag
+    fix = f"{name} alone" if is_flag else f"{name} {option.metavar}" if option and option.metavar else ""
+    what = f"{name} takes no value" if is_flag else f"{name} needs a value"
+    return what, option.help if option else None, f"{fix}; " * bool(fix) + f"{' '.join(path)} --help"
 
 
 def _number(kind: click.ParamType[Any]) -> str:
@@ -205,6 +231,9 @@ def _fix(failure: click.ClickException) -> str:
 def _of_extra_words(context: click.Context) -> str:
     """Return what to type for words after the target: they are the script's, or a path with spaces is not quoted."""
     typed, target = context.meta[TYPED], context.params["target"]
+    if target.endswith((".yaml", ".yml")) and (script := next((word for word in typed if word.endswith(".py")), None)):
+        name = shlex.quote(script)
+        return f"{target} names its script: write script: {name} there, or leave {target} out: allranks run {name}"
     for start, end in combinations(range(len(typed) + 1), 2):
         if end - start > 1 and Path(path := " ".join(typed[start:end])).is_file():
             words = [*context.command_path.split(), *typed[:start], path, *typed[end:]]
@@ -241,6 +270,20 @@ def _as_typed(failure: click.NoSuchOption) -> str:
     return next((word for word in words if word.replace("_", "-")[: 2 if is_short else None] == name), name)
 
 
+def _without_option(name: str, context: click.Context) -> str | None:
+    """Return the line for a target that was typed behind an option; None if that is not what was typed."""
+    typed = context.meta[TYPED]
+    targets = [word for word in typed if word.endswith((".py", ".yaml", ".yml"))]
+    at = next((at for at, word in enumerate(typed) if word.startswith(name)), 0)
+    value = typed[at + 1] if at + 1 < len(typed) else ""
+    others = [word for word in targets if word != value and (word.endswith(".py") or not value.endswith(".py"))]
+    if others or value not in targets:
+        return None
+    own = [word for word in (*typed[:at], *typed[at + 2 :]) if word not in targets]
+    args = script_args(context)
+    return shlex.join([*context.command_path.split(), value, *own, *(["--", *args] if args else [])])
+
+
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     if context.info_name == "resume" and name in (flag for option in OPTIONS for flag in option.flags):
         return _AS_STARTED
@@ -248,6 +291,10 @@ def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     others = _OPTIONS_OF_OTHERS if "--nproc-per-node" in known else {}
     spelled = name.replace("_", "-") if name.startswith("--") else name[:2]
     meant = _NOT_HERE.get((context.info_name or "", name), "") or others.get(spelled, "")
+    if name in _RUN_OPTIONS and any(parameter.name in ("run", "runs") for parameter in context.command.params):
+        meant = f"name the run without an option: {context.command_path} RUN"
+    if not meant and takes_a_job and (line := _without_option(name, context)):
+        return f"name it without an option: {line}"
     if not meant and (near := closest(name, [word for word in known if word.startswith("--")])):
         meant = f"did you mean {near}?"
     if not takes_a_job or meant.startswith(_NOT_NEEDED):

@@ -126,6 +126,9 @@ class ClusterKind(Protocol):
             fix="--on a cluster with a scheduler, or ssh HOST for a shell on another machine",
         )
 
+    def reach(self, environ: Mapping[str, str]) -> None:
+        """Raise a LaunchError if the scheduler, where there is one, is not here or does not answer."""
+
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt of the run, from the plan of its first."""
 

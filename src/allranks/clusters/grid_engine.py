@@ -71,7 +71,10 @@ _MESSAGES: tuple[tuple[str, ...], ...] = (
 )
 #: What commands print if Grid Engine cannot be reached, and what to do.
 _UNREACHABLE = (
-    (r"SGE_ROOT|neither submit nor admin|cell dir", "run this on the login node; some sites need module load sge"),
+    (
+        r"SGE_ROOT|neither submit nor admin|cell dir|unable to read qmaster name",
+        "run this on the login node; some sites need module load sge",
+    ),
     (r"commlib error|unable to (?:contact|send message to) qmaster|got send error", "try again when qstat answers"),
 )
 #: What qsub prints if it refuses a job.

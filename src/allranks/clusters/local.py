@@ -29,6 +29,10 @@ _KILL_PATIENCE = 20.0
 _STARTS_WITHIN = 60.0
 
 
+#: What to do about a process that SIGKILL does not end.
+_IN_KERNEL = "it waits in the kernel, for a file server or a GPU that does not answer: mend that, or reboot"
+
+
 class LocalCluster(ClusterKind):
     """The kind ``local``."""
 
@@ -123,7 +127,8 @@ class LocalCluster(ClusterKind):
         if agents.reported_by(_folder(run)).state.is_final:
             return  # The agent has seen to its ranks.
         if not end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
-            raise LaunchError(f"processes of {run.record.id} do not end", why="SIGKILL does not end them")
+            what = f"processes of {run.record.id} do not end"
+            raise LaunchError(what, why="SIGKILL does not end them", fix=_IN_KERNEL)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what the agent's log ends with."""

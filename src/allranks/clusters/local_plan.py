@@ -30,7 +30,8 @@ def _refuse(request: Request) -> None:
     least, _ = job.resources.nodes
     if sys.platform != "linux":
         why = "the agent stands on pidfd, prctl and /proc"
-        raise PreflightError(f"jobs run on Linux, and this is {sys.platform}", why=why)
+        fix = "run this on a Linux machine; allranks plan, lint and why work here"
+        raise PreflightError(f"jobs run on Linux, and this is {sys.platform}", why=why, fix=fix)
     if least > 1 and request.node_rank is None:
         raise JobError(
             f"{least} nodes were requested, and cluster local is this one machine",

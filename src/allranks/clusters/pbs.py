@@ -56,8 +56,10 @@ def flavour(environ: Mapping[str, str]) -> Flavour | None:
         found = re.search(r"(?im)(pbs_version *=)|^version: *\d", said)
         if not found:
             use = "if it is of Slurm or of Grid Engine, use the kind slurm or grid_engine"
-            fix = f"put the directory of PBS' commands first in PATH; {use}"
-            raise LaunchError("this qstat is not PBS'", why=f"qstat --version said {said.strip()[:200]!r}", fix=fix)
+            wrapped = "if it starts PBS' own, write scheduler.flavour: openpbs, or torque"
+            fix = f"put the directory of PBS' commands first in PATH; {use}; {wrapped}"
+            why = f"{place} --version " + (f"said {said.strip()[:200]!r}" if said.strip() else "printed nothing")
+            raise LaunchError("this qstat is not PBS'", why=why, fix=fix)
         _FLAVOURS[place] = "openpbs" if found[1] else "torque"
     return _FLAVOURS[place]
 
@@ -73,7 +75,11 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     Returns None if PBS does not know it: after its end that is so at once where PBS keeps no history.
     """
     in_utc = {**(os.environ if environ is None else environ), "TZ": "UTC0"}
-    for options in _QUERIES[flavour(in_utc) or "openpbs"]:
+    try:
+        which = flavour(in_utc) or "openpbs"
+    except LaunchError:  # The job was submitted with scheduler.flavour; options that its qstat lacks are left out.
+        which = "openpbs"
+    for options in _QUERIES[which]:
         command = ("qstat", *options.split(), *(("-t",) if "[]" in job_id else ()), job_id)
         done = PBS.run_patiently(command, in_utc)
         if re.search(pbs_words.NOT_LIKE_THAT, done.err):

@@ -74,4 +74,5 @@ def load_kind(name: str) -> ClusterKind:
     if name in found:
         other: ClusterKind = plugins.load(found[name], "kind of cluster")()
         return other
-    raise JobError(f"there is no kind of cluster {name!r}", why=f"the kinds are: {', '.join(schedulers.kinds())}")
+    why = f"the kinds are: {', '.join(schedulers.kinds())}"
+    raise JobError(f"there is no kind of cluster {name!r}", why=why, fix="install the package that adds it again")

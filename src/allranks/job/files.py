@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 from allranks.job.options import OPTIONS
 from allranks.job.problems import Problem, closest, did_you_mean, error_of, listed, quoted, shown_path
@@ -58,6 +59,8 @@ def file_layer(
                 what = f"{path} must be a mapping, not {kind_of(value)}"
                 example = f"{next(iter(section.model_fields))}: ..." if section else "NAME: value"
                 fix = f"write '{key}:' and below it, indented, lines such as '{example}'"
+                if section and section.short_for:
+                    fix = f"write {key}: {get_args(section.model_fields[section.short_for].annotation)[-1]}"
                 problems.append(Problem(setting.source.where, what, fix=fix))
             elif section is not None:
                 found |= read(value, section, f"{path}.")

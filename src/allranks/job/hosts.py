@@ -162,8 +162,9 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
         raise JobError(what, why=error.strerror, fix=fix) from error
     except ValueError as error:
         where = "resources.hosts" if resources.hosts else f"resources.hostfile: {resources.hostfile}"
-        fix = "write gpu[1-3], ada@gpu7:2222 or 10.0.0.4; in a file a line each, with slots=8 behind it"
-        raise JobError(f"{where}: {error}", fix=fix) from error
+        known = "write gpu[1-3], ada@gpu7:2222 or 10.0.0.4; in a file a line each, with slots=8 behind it"
+        what, _, fix = str(error).partition("; ")
+        raise JobError(f"{where}: {what}", fix=fix or known) from error
     raise JobError(
         f"cluster {job.cluster} has no hosts",
         why="over SSH the job must name its machines",
@@ -203,6 +204,6 @@ def _each_once(hosts: Iterable[Host]) -> tuple[Host, ...]:
     seen: set[tuple[str, int | None]] = set()
     for host in found:
         if (host.name, host.port) in seen:
-            raise ValueError(f"{host} is listed twice: each host runs one agent, with as many ranks as it has GPUs")
+            raise ValueError(f"{host} is listed twice; list it once: --nproc-per-node 2 starts two ranks on each host")
         seen.add((host.name, host.port))
     return found

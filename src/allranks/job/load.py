@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from allranks.contract import is_secret
 from allranks.errors import AllranksError
-from allranks.job import sources
+from allranks.job import sources, suggestions
 from allranks.job.files import cluster_files, file_layer, read_cluster_file, read_job_file
 from allranks.job.options import TARGETS
 from allranks.job.problems import Problem, did_you_mean, error_of, listed, quoted, shown_path
 from allranks.job.sources import CHECKS_FOLDER, DEFAULT, WEBHOOK, GivenValue, Layer, ValueSource, texts_of, variables_of
-from allranks.job.spec import Cluster, Job
+from allranks.job.spec import Cluster, Job, Section
 from allranks.job.variables import fill_secrets, scrub, secret_problems, secret_values, variable_problems
 from allranks.job.yaml import Number, YamlMapping, kind_of
 from allranks.system import schedulers
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound=Section)
 
 _LOCAL = "local"
 _KINDS = ("local", "ssh", "pdsh", *schedulers.KINDS)
@@ -157,7 +157,10 @@ def _cluster(
             problems.append(Problem(place, what, why=f"{misplaced!r} is read as the name of a cluster", fix=fix))
             return None, {}
     entry = f"{{{shown}: {{kind: slurm}}}}, or pbs, grid_engine, ssh"
+    of_kind = next((other for other, (_, others) in entries.items() if _kind_of(others[other]) == shown), None)
     fix = did_you_mean(shown, known) or f"describe it in clusters.yaml: {entry}"
+    if of_kind:
+        fix = f"did you mean {quoted(of_kind)}? It is a cluster of kind {shown}"
     problems.append(Problem(setting.source.where, what, why=why, fix=fix))
     return None, {}
 
@@ -166,6 +169,10 @@ def _kind_in(value: object) -> str:
     """Return the kind that a misplaced description of a cluster names, else the most usual one."""
     kind = value.get("kind") if isinstance(value, dict) else value
     return kind if isinstance(kind, str) and kind in _KINDS else "slurm"
+
+
+def _kind_of(entry: object) -> object:
+    return entry.get("kind") if isinstance(entry, dict) else None
 
 
 def _misplaced(name: str, entries: YamlMapping) -> str | None:
@@ -215,7 +222,7 @@ def _read_entry(
     if isinstance(kind, str) and kind not in _KINDS and kind not in (known := schedulers.kinds()):
         what, why = f"there is no kind of cluster {quoted(kind)}", f"the kinds are {listed(known, 'and')}"
         meant = did_you_mean(schedulers.SAME.get(kind.lower(), kind), known)
-        problems.append(Problem(layer["kind"].source.where, what, why=why, fix=meant))
+        problems.append(Problem(layer["kind"].source.where, what, why=why, fix=meant or "write kind: slurm, say"))
         return None, defaults
     return _validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
 
@@ -226,17 +233,18 @@ def _validated(model: type[_Model], layer: Layer, secrets: tuple[str, ...], prob
         return model.model_validate(sources.nested(layer))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-    problems += [_translated(dict(item), layer, secrets) for item in found]
+    problems += [_translated(dict(item), layer, secrets, model) for item in found]
     return None
 
 
-def _translated(item: dict[str, Any], layer: Layer, secrets: tuple[str, ...]) -> Problem:
+def _translated(item: dict[str, Any], layer: Layer, secrets: tuple[str, ...], model: type[Section]) -> Problem:
     """Say in plain words what pydantic found."""
     path, setting, rest = _located(item["loc"], layer)
     value = setting.value
     for key in rest:
         value = value[key] if isinstance(value, list | tuple) and isinstance(key, int) else value
     why, fix = _rule(item, value, secrets)
+    fix = fix or _suggested(item, why, path, setting.source, value, model)
     subject = "" if setting.source.kind in ("flag", "environment") else f"{path} "
     entry = f"entry {rest[0] + 1} " if rest and isinstance(rest[0], int) else ""
     what = f"{subject}{entry}cannot be {_shown(path, value, secrets)}"
@@ -269,10 +277,29 @@ def _rule(item: dict[str, Any], value: object, secrets: tuple[str, ...]) -> tupl
     if item["loc"] == ("args",) and isinstance(value, dict):
         words = (f"{name if str(name).startswith('-') else f'--{name}'} {each}" for name, each in value.items())
         return text, f"write args: {' '.join(words)}"
-    if text == "it must be text" and isinstance(value, bool):
-        return text, f'put it in quotes: "{str(value).lower()}"'
     why, _, fix = text.rpartition("; ") if "; " in text else (text, "", "")  # A sentence of ours: the rule; the fix.
     return why[:_MOST_TEXT], fix or None
+
+
+def _suggested(
+    item: dict[str, Any], rule: str, path: str, source: ValueSource, value: object, model: type[Section]
+) -> str | None:
+    """Return what to write in place of a value, for the rules that do not say it themselves."""
+    if item["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", item["ctx"]["expected"])
+        return suggestions.for_choice(model, path, source, choices)
+    if item["type"].startswith("string_pattern"):
+        return suggestions.for_name(path, source, value)
+    if rule == _RULES["string_type"]:
+        return suggestions.for_text(path, source, value, in_list=len(item["loc"]) > len(path.split(".")))
+    if rule == _RULES["tuple"]:
+        return suggestions.write(path, source, "[ONE, TWO]")
+    if rule == _RULES["bool"]:
+        return suggestions.for_truth(model, path, source)
+    if path == "resources.gpus_per_node" and (typed := re.fullmatch(r"(?:gpu:)?(\w+):(\d+)", str(value))):
+        return suggestions.for_gpus(source, *typed.groups())
+    is_number = rule in (_RULES["int"], _RULES["float"]) or item["type"] in ("greater_than_equal", "less_than_equal")
+    return suggestions.for_number(model, path, source) if is_number else None
 
 
 def _shown(path: str, value: object, secrets: tuple[str, ...]) -> str:

@@ -47,7 +47,7 @@ def parse_duration(text: str) -> int:
         raise ValueError(f"invalid duration: {text!r}; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h")
     if not 0 < seconds <= _LONGEST:
         rule = "it is longer than 100 years" if seconds else "it must be longer than 0"
-        raise ValueError(f"invalid duration: {text!r}: {rule}")
+        raise ValueError(f"invalid duration: {text!r}: {rule}; write 48:00:00, 30min or 12h")
     return seconds
 
 
@@ -100,7 +100,7 @@ def parse_memory(text: str, base: float = 1024.0) -> int:
     size = float(number) * (1024.0 if unit[1:] else base) ** power
     if not 0 < size <= _LARGEST:
         rule = "it is more than any machine has" if size else "it must be more than 0"
-        raise ValueError(f"invalid amount of memory: {text!r}: {rule}")
+        raise ValueError(f"invalid amount of memory: {text!r}: {rule}; write 200GB, 512M or 1.5T")
     return math.ceil(size / 1024) * 1024
 
 
@@ -149,7 +149,8 @@ def parse_nodes(text: str) -> tuple[int, int]:
     least = int(match[1])
     most = int(match[2] or least)
     if not 1 <= least <= most <= _MOST_NODES:
-        raise ValueError(f"invalid number of nodes: {text!r}: it must be at least 1, and MIN:MAX in that order")
+        rule = "it must be at least 1, and MIN:MAX in that order"
+        raise ValueError(f"invalid number of nodes: {text!r}: {rule}; write 4, or 2:4 for at least 2 and at most 4")
     return least, most
 
 

@@ -17,6 +17,11 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory, parse_nodes
 
 
+def as_name(text: str) -> str:
+    """Return a text as part of a file's name; empty if it has nothing that can be in one."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:64]
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("it must be text")
@@ -53,7 +58,7 @@ def _ranks(value: Any) -> int | str:
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("it must be a number, gpu, cpu or auto")
+        raise ValueError("it must be a number, gpu, cpu or auto; write 2, or gpu for a rank per GPU")
     if value < 1:
         raise ValueError("it must be at least 1; write gpu for a rank per GPU, or auto")
     return int(value)
@@ -70,7 +75,9 @@ def _hang_timeout(value: Any) -> float:
         with suppress(ValueError):
             seconds = float(parse_duration(text))
     if not 0 < seconds <= _LONGEST_HANG:
-        raise ValueError("it must be a number of seconds above 0, a duration such as 10min, or off")
+        raise ValueError(
+            "it must be a number of seconds above 0, a duration such as 10min, or off; write 10min, or off"
+        )
     return seconds
 
 

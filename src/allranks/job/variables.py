@@ -103,7 +103,9 @@ def variable_problems(layer: Layer) -> Iterator[Problem]:
 def _problem(name: str, where: str) -> Problem | None:
     if not _NAME.fullmatch(name):
         why = "a name is letters, digits and '_', and does not start with a digit"
-        return Problem(where, f"invalid name of an environment variable: {quoted(name)}", why=why)
+        near = re.sub(r"\W", "_", name, flags=re.ASCII)
+        fix = f"rename it: {f'_{near}' if near[:1].isdigit() else near}" if near else "NAME=VALUE"
+        return Problem(where, f"invalid name of an environment variable: {quoted(name)}", why=why, fix=fix)
     if name in _SHELL_NAMES:
         return Problem(where, f"{quoted(name)} cannot be set: the shell keeps that name for itself", fix="another name")
     if name.startswith(_OURS):

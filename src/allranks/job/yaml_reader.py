@@ -78,8 +78,8 @@ _PLAIN_WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"undefined alias '(.*)'", r"the alias *\1 has no anchor &\1 above it", _SEE),
     (r"another document", "a second document starts here", "keep one document in the file; remove '---'"),
-    (r"unexpected end of stream", "a quotation mark is not closed", _SEE),
-    (r"'<stream end>'", "a bracket is not closed", _SEE),
+    (r"unexpected end of stream", "the quotation mark that opens here is not closed", "close it in this line"),
+    (r"'<stream end>'", "the bracket that opens here is not closed", "close it"),
     (r"cannot start any token", "{char} cannot stand at the start of a value", "put the value in quotes"),
     (r"unknown escape character '(.)'", r"\\\1 means nothing in double quotes", "use single quotes"),
     (r"found '(\]|\}|,)'", r"\1 stands where nothing opened it", _SEE),
@@ -95,6 +95,8 @@ _PLAIN_WORDS: tuple[tuple[str, str, str], ...] = (
 
 def _malformed(error: MarkedYAMLError, text: str, shown: str) -> Problem:
     mark, said = error.problem_mark or error.context_mark, error.problem or ""
+    if re.search(r"unexpected end of stream|'<stream end>'", said):
+        mark = error.context_mark or mark  # Where what is not closed was opened.
     if mark is None:
         return Problem(shown, "this is not YAML", fix=_SEE)
     where, what = f"{shown}:{mark.line + 1}", f"this is not YAML, at column {mark.column + 1}"

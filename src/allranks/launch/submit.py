@@ -26,7 +26,7 @@ from allranks.plan.entry import name_of
 from allranks.plan.environment import secret_values
 from allranks.plan.plan import Plan, Reason
 from allranks.record import run_key
-from allranks.record.files import copy_node_code, unwritable, write_atomically, write_json
+from allranks.record.files import copy_node_code, read_failure, unwritable, write_atomically, write_json
 from allranks.record.spec import BatchSpec
 from allranks.runs import estimate, record
 from allranks.runs.record import Run
@@ -159,9 +159,10 @@ def prepare_resume(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
     try:
         plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+        raise read_failure(path, error) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is not a plan of this version", why=str(error)) from error
+        what, fix = f"{path} is not a plan of this version", "start the job again with allranks run"
+        raise RunFolderError(what, why=str(error), fix=fix) from error
     if any(reason.why == "scheduler.array" for reason in plan.reasons):
         raise LaunchError(
             f"{plan.run_id} is a job array: its tasks cannot be resumed together",
@@ -204,7 +205,8 @@ def key_from_users(meeting: str, environ: Mapping[str, str]) -> bytes:
         RunFolderError: it cannot be written.
     """
     if given := environ.get(_USERS_KEY):
-        return hmac.digest(run_key.read(Path(given)), meeting.encode(), "sha256")
+        fix = f"openssl rand -hex {run_key.BYTES} makes a key, which all nodes need"
+        return hmac.digest(run_key.read(Path(given), fix), meeting.encode(), "sha256")
     folder = users_folder(environ)
     if folder is None:
         raise LaunchError(

@@ -37,7 +37,7 @@ class LineForm:
         pattern: only lines that contain a match.
         timestamps: put the local time of arrival before each line.
         as_json: write each line as a JSON object.
-        fold_frames: show of tracebacks only the frames in the user's code, and count the others.
+        fold_frames: show of tracebacks only the frames in the user's code and the last one, and count the others.
     """
 
     since: float = 0.0
@@ -123,20 +123,28 @@ class Prefixes:
 
 
 class Frames:
-    """Counts the frames of one stream's tracebacks that are not in the user's code: ``  … 12 frames in torch``."""
+    """Counts the frames of one stream's tracebacks that are not in the user's code: ``  … 12 frames in torch``.
+
+    The last frame of a traceback is shown wherever it is: it names the call that failed.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._packages: dict[str, None] = {}
+        self._last: list[bytes] = []
 
     def fold(self, block: bytes) -> bytes:
-        """Return complete lines without such frames; the count of those at the end comes with the line after them."""
-        if not self._count and b'  File "' not in block:
+        """Return complete lines without such frames; what is known of those at the end comes with the line after."""
+        if not self._last and b'  File "' not in block:
             return block
         return b"".join(map(self._line, block.splitlines(keepends=True)))
 
     def end(self) -> bytes:
-        """Return the line for the frames that were left out last, if there are any."""
+        """Return the line for the frames that were left out last, if there are any, and the last frame."""
+        last, self._last = b"".join(self._last), []
+        return self._counted() + last
+
+    def _counted(self) -> bytes:
         if not self._count:
             return b""
         frames, packages = f"{self._count} frame{'s' * (self._count > 1)}", ", ".join(self._packages)
@@ -145,11 +153,19 @@ class Frames:
 
     def _line(self, line: bytes) -> bytes:
         if found := _FRAME.match(line):
-            if is_foreign(file := found[1].decode(errors="replace")):
-                self._count += 1
-                package = _PACKAGE.match(file)
-                self._packages[(package[1] or package[2]) if package else "python"] = None
-                return b""
-        elif self._count and line.startswith(_BELOW):
+            self._leave_out_last()
+            if not is_foreign(found[1].decode(errors="replace")):
+                return self._counted() + line
+            self._last = [line]
+            return b""
+        if self._last and line.startswith(_BELOW):
+            self._last.append(line)
             return b""
         return self.end() + line
+
+    def _leave_out_last(self) -> None:
+        if self._last and (found := _FRAME.match(self._last[0])):
+            package = _PACKAGE.match(found[1].decode(errors="replace"))
+            self._count += 1
+            self._packages[(package[1] or package[2]) if package else "python"] = None
+            self._last = []

@@ -60,7 +60,8 @@ def lines_of(job: Job, prefix: str) -> list[str]:
     lines = [line.strip().removeprefix(prefix).strip() for line in job.scheduler.directives]
     for line in lines:
         if not line.isprintable():
-            raise JobError(f"scheduler.directives: invalid directive: {line!r}", why="each is one line of text")
+            what, fix = f"scheduler.directives: invalid directive: {line!r}", "write each as an entry of its own"
+            raise JobError(what, why="each is one line of text", fix=fix)
     return lines
 
 
@@ -108,7 +109,8 @@ def words_for_shell(job: Job, directives: Iterable[Directive], for_a_script: re.
         try:
             yield from shlex.split(f"{directive.option}{_value(directive)}", comments=True)
         except ValueError as error:
-            raise JobError(f"{directive.why}: invalid directive: {directive.option!r}", why=str(error)) from error
+            what, fix = f"{directive.why}: invalid directive: {directive.option!r}", "close the quotation mark"
+            raise JobError(what, why=str(error), fix=fix) from error
 
 
 def plain_name(name: str, longest: int | None = None) -> str:
@@ -123,7 +125,8 @@ def _value(directive: Directive) -> str:
     if value is None:
         return ""
     if not value.isprintable():
-        raise JobError(f"{directive.option}={value!r} cannot be asked for", why="a directive is one line of text")
+        what, why = f"{directive.option}={value!r} cannot be asked for", "a directive is one line of text"
+        raise JobError(what, why=why, fix=f"write {directive.why} without line breaks and control characters")
     if not re.fullmatch(r"[^\s\"'\\#]+", value):
         value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
     # An option of one letter takes it as a word of its own.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from allranks.errors import JobError
 from allranks.job.problems import closest, quoted
+from allranks.job.values import as_name
 from allranks.plan.directives import DIRECTIVE
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _NEVER_SCRIPTS = {
     ),
     ".toml": ("TOML, and a job file is YAML", "allranks init writes a job.yaml to start from; a script ends with .py"),
 }
+_ELSEWHERE = "write the script's path, or cd to its directory"
+_MOST_SHOWN = 5
 _ELF = b"\x7fELF"
 #: As much of a file is read to tell what it is.
 _START = 64 * 1024
@@ -56,7 +59,7 @@ def name_of(job: Job) -> str:
     if job.name:
         return job.name
     target = job.module.rpartition(".")[2] if job.module else Path(job.script or job.binary or "").stem
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-.")[:64] or "job"
+    return as_name(target) or "job"
 
 
 def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
@@ -65,6 +68,14 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
     Raises:
         JobError: it is not there, or it is not Python.
     """
+    try:
+        return _find_entry(job, workdir, same_python)
+    except JobError as error:
+        error.key = "module" if job.module else "binary" if job.binary else "script"
+        raise
+
+
+def _find_entry(job: Job, workdir: Path, same_python: bool) -> Program:
     if name := job.module:
         if any(map(str.isspace, name)):
             raise _not_a_module(name)
@@ -96,7 +107,7 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
 
 def _not_a_module(words: str) -> JobError:
     name, _, args = words.strip().partition(" ")
-    why, fix = "a name has no spaces", "-m takes a name such as package.train"
+    why, fix = "a name has no spaces", "write module: package.train, or -m package.train"
     if name.endswith(".py") or args.startswith("-"):
         why, fix = "arguments follow --", f"allranks run {'' if name.endswith('.py') else '-m '}{name} -- {args}"
     return JobError(f"invalid module name: {quoted(words)}", why=why, fix=fix)
@@ -115,7 +126,8 @@ def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
         if givers:
             return Program("binary", name, f"what the ranks run; not on PATH here: {' or '.join(givers)} must bring it")
     if not local.is_file():
-        raise JobError(f"cannot run {name}", why="there is no such program here or on PATH")
+        fix = "write its path, or the name of one that `which` finds"
+        raise JobError(f"cannot run {name}", why="there is no such program here or on PATH", fix=fix)
     if local.suffix == ".py":
         raise JobError(f"cannot run {name} as a program", why="it is a script", fix=f"allranks run {shlex.quote(name)}")
     raise JobError(f"cannot run {name}", why="it is not executable", fix=f"chmod +x {shlex.quote(name)}")
@@ -171,17 +183,21 @@ def _missing(path: Path, name: str) -> JobError:
     if os.path.lexists(path):
         what = f"{name} is not a script"
         if not path.is_symlink():
-            return JobError(what, why="it is neither a file nor a directory")
+            return JobError(what, why="it is neither a file nor a directory", fix="name a file, such as train.py")
         why = f"it is a link to {path.readlink()}, which does not exist"
         return JobError(what, why=why, fix="correct the link, or name the script itself")
     if not path.parent.is_dir():
-        fix = "write the path itself: variables are not replaced here, but ~ is" if "$" in name else None
+        fix = "write the path itself: variables are not replaced here, but ~ is" if "$" in name else _ELSEWHERE
         return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}", fix=fix)
     names = {
         other.stem: other.name for kind in ("*.y*ml", "*.py") for other in path.parent.glob(kind) if other.is_file()
     }
     near = closest(path.stem, names)
-    fix = f"did you mean {names[near]}?" if near else None
+    fix = f"did you mean {names[near]}?" if near else _ELSEWHERE
+    scripts = sorted(other for other in names.values() if other.endswith(".py"))
+    if scripts and not near:
+        more = f" and {len(scripts) - _MOST_SHOWN} more" if len(scripts) > _MOST_SHOWN else ""
+        fix = f"scripts there: {', '.join(scripts[:_MOST_SHOWN])}{more}"
     return JobError(f"there is no script {name}", why=f"looked for {path}", fix=fix)
 
 
@@ -210,7 +226,8 @@ def _check_encoding(source: bytes, name: str) -> None:
     try:
         source.decode(encoding)
     except LookupError as error:
-        raise JobError(f"{name} cannot be read as Python", why=f"there is no encoding {encoding}") from error
+        fix = "write coding: utf-8 in its first line, or no coding"
+        raise JobError(f"{name} cannot be read as Python", why=f"there is no encoding {encoding}", fix=fix) from error
     except UnicodeDecodeError as error:
         line = source.count(b"\n", 0, error.start) + 1
         why = f"byte 0x{source[error.start]:02x} is not {encoding}"

@@ -43,7 +43,10 @@ def workdir_of(job: Job, folder: Path) -> Path:
     """Return the ranks' absolute working directory, from ``folder`` on; raise a JobError if there is none."""
     workdir = Path(os.path.normpath(folder / job.workdir))
     if not workdir.is_dir():
-        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a directory")
+        fix = f"mkdir -p {shlex.quote(str(workdir))}, or workdir (--workdir) with a directory that is there"
+        error = JobError(f"there is no working directory {workdir}", fix=fix)
+        error.key = "workdir"
+        raise error
     return workdir
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import AllranksError
+from allranks.record.files import read_failure
 
 MANIFEST = "checkpoint.json"
 FORMAT = "allranks checkpoint"
@@ -290,7 +291,7 @@ def _subdirectories(directory: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise AllranksError(f"cannot read {directory}", why=error.strerror) from error
+        raise read_failure(directory, error) from error
 
 
 def checksum(data: memoryview) -> int:

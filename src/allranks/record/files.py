@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -48,6 +49,12 @@ def _private(path: str, flags: int) -> int:
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     """Write ``value`` as indented JSON, whole or not at all."""
     write_atomically(path, json.dumps(value, indent=2) + "\n", mode)
+
+
+def read_failure(path: Path, failure: OSError) -> RunFolderError:
+    """Return the error for a file or directory of a run that cannot be read."""
+    fix = f"ls -ld {shlex.quote(str(path))} shows whose it is"
+    return RunFolderError(f"cannot read {path}", why=failure.strerror, fix=fix)
 
 
 def unwritable(path: Path, error: OSError) -> RunFolderError:

@@ -23,8 +23,8 @@ def written(key: bytes) -> str:
     return f"{key.hex()}\n"
 
 
-def read(path: Path) -> bytes:
-    """Read a key.
+def read(path: Path, fix: str | None = None) -> bytes:
+    """Read a key; ``fix`` is what to do if there is none.
 
     Raises:
         LaunchError: there is none.
@@ -32,9 +32,9 @@ def read(path: Path) -> bytes:
     try:
         key = bytes.fromhex(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise LaunchError(f"cannot read the key {path}", why=error.strerror) from error
+        raise LaunchError(f"cannot read the key {path}", why=error.strerror, fix=fix) from error
     except ValueError:
         key = b""
     if len(key) != BYTES:
-        raise LaunchError(f"{path} holds no key", why=f"a key is {2 * BYTES} hexadecimal digits")
+        raise LaunchError(f"{path} holds no key", why=f"a key is {2 * BYTES} hexadecimal digits", fix=fix)
     return key

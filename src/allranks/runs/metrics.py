@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks import contract
-from allranks.errors import RunFolderError
+from allranks.record.files import read_failure
 
 #: How the names of speeds end, which allranks records itself: steps_per_second, samples_per_second.
 SPEED = "_per_second"
@@ -48,7 +48,7 @@ def read_metrics(folder: Path, *, finite: bool = True) -> list[MetricLine]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+        raise read_failure(path, error) from error
     return lines
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from allranks import contract
 from allranks.errors import RunFolderError, RunNotFoundError
 from allranks.job.problems import closest, listed
-from allranks.record.files import unwritable, write_json
+from allranks.record.files import read_failure, unwritable, write_json
 from allranks.runs.status import Handle, State, Status
 
 #: Where runs are looked for by one who has none here: so far above, among so many entries below, and so many are named.
@@ -187,7 +187,7 @@ def load(run_folder: Path) -> Run:
         fix = f"it is a run of {owner}, who can share the next one: --group-readable"
         raise RunFolderError(f"cannot read {path}", why=error.strerror, fix=fix) from error
     except OSError as error:
-        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+        raise read_failure(path, error) from error
     except (ValueError, KeyError, TypeError) as error:
         why, fix = "the file is incomplete, or another program wrote it", f"remove the run: rm -r {run_folder}"
         raise RunFolderError(f"{path} is not a record of a run", why=why, fix=fix) from error
@@ -224,6 +224,8 @@ def find(folder: Path, name: str | None) -> Run:
         raise RunNotFoundError(what, why=f"there is no run in {folder}", fix=where_runs_are(folder))
     near = closest(name, ids) or next((each for each in reversed(ids) if each.startswith(f"{Path(name).stem}-")), None)
     fix = f"did you mean {near}?" if near else "allranks ps lists them"
+    if name.isdigit():
+        fix = f"allranks logs --rank {name} shows that rank of the newest run; allranks ps lists all runs"
     raise RunNotFoundError(what, why=f"the newest runs are {', '.join(ids[-3:])}", fix=fix)
 
 
@@ -272,7 +274,7 @@ def _entries(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunFolderError(f"cannot read {folder}", why=error.strerror) from error
+        raise read_failure(folder, error) from error
 
 
 def _is_run(folder: Path, *, unreadable: bool) -> bool:

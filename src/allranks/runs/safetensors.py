@@ -47,7 +47,8 @@ def write(target: Path, directory: Path, tensors: Mapping[str, TensorEntry], met
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise AllranksError(f"cannot write {target}", why=error.strerror) from error
+        fix = "name a file elsewhere, or free space there"
+        raise AllranksError(f"cannot write {target}", why=error.strerror, fix=fix) from error
 
 
 def _header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allranks import contract
-from allranks.errors import RunFolderError
 from allranks.record.events import read_events
-from allranks.record.files import unwritable
+from allranks.record.files import read_failure, unwritable
 from allranks.record.stacks import COLLECTIVE, RankStack, parse
 from allranks.runs.record import Run
 
@@ -158,4 +157,4 @@ def _since(log: Path, start: int) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise RunFolderError(f"cannot read {log}", why=error.strerror) from error
+        raise read_failure(log, error) from error

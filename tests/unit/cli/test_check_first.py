@@ -103,12 +103,19 @@ def test_an_environment_that_is_not_there_is_named(allranks: Any) -> None:
     allranks.script("print('never')")
     done = allranks("run", "train.py", "--venv", "nope")
     assert (done.rc, done.stdout) == (3, "")
-    assert f"note: environment.venv: there is no virtual environment {allranks.folder}/nope here\n" in done.stderr
-    assert ": environment.venv: there is no virtual environment at " in done.stderr
+    assert done.stderr.count("environment.venv: there is no virtual environment") == 1
+    assert f": environment.venv: there is no virtual environment at {allranks.folder}/nope\n" in done.stderr
     assert "\n  fix: make it there, or correct environment.venv\n" in done.stderr
     assert allranks("status").stderr == f"next: allranks why {allranks.run().name}\n"
     cause = allranks("why").stdout.splitlines()[0]
     assert cause == f"cause   there is no virtual environment {allranks.folder}/nope"
+
+
+def test_a_note_that_the_failed_check_does_not_say_is_shown_beside_it(allranks: Any) -> None:
+    allranks.script("print('never')")
+    done = allranks("run", "train.py", "--python", "./nope")
+    assert done.rc == 3
+    assert "note: environment.python: there is no ./nope here\nerror: nodes on " in done.stderr
 
 
 def test_what_the_set_up_makes_need_not_be_there_before(allranks: Any) -> None:

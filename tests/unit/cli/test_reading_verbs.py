@@ -45,7 +45,9 @@ def test_logs_onto_a_full_disk(allranks, failed_run: Path, flags: list[str]):
             text=True,
             timeout=PATIENCE,
         )
-    assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout\n  why: No space left on device\n")
+    fix = "write to a file elsewhere, or free space where this one is"
+    message = f"error: cannot write to stdout\n  why: No space left on device\n  fix: {fix}\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def _with_terminal_at_stdout(allranks, err: Path, *args: str) -> str:

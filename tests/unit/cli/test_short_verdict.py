@@ -7,14 +7,14 @@ import re
 
 TYPO = "import os\nif os.environ['RANK'] == '1':\n    weigths\nimport time\ntime.sleep(1000)\n"
 FULL = TYPO.replace("weigths", "raise OSError(28, 'No space left on device')")
-FOUND, RETRY = "a disk, or /dev/shm, is full (train.py:3), likely", "after a change of the job"
+FOUND, RETRY = "a disk, or /dev/shm, is full (train.py:3, likely)", "can help after a change of the job"
 
 
 def test_what_reports_on_a_failed_run_shows_the_verdict(allranks) -> None:
     allranks.script(FULL)
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     run = allranks.run()
-    line = f"allranks: {run.name}: diagnosis: {FOUND}; retry: {RETRY}\n"
+    line = f"allranks: {run.name}: diagnosis: {FOUND}; a retry {RETRY}\n"
     assert f"{line}error: rank 1 exited with code 1\n" in done.stderr
     rows = dict(re.findall(r"^(\w+) +(.*)$", allranks("status").stdout, re.MULTILINE))
     assert (rows["diagnosis"], rows["retry"]) == (FOUND, RETRY)
@@ -33,11 +33,11 @@ def test_what_was_kept_is_shown_and_why_judges_again(allranks) -> None:
     path = allranks.run() / "diagnosis.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps({**kept, "diagnosis": {**kept["diagnosis"], "cause": "it was kept"}}))
-    assert "it was kept (train.py:3), certain" in allranks("status").stdout
+    assert "it was kept (train.py:3, certain)" in allranks("status").stdout
     assert "the script raised NameError (train.py:3)" in allranks("why").stdout
     assert json.loads(path.read_text()) == kept
     path.write_text('{"attempt": 0, "diagnosis": {"of": "another version"}}')
-    assert "the script raised NameError (train.py:3), certain" in allranks("status").stdout
+    assert "the script raised NameError (train.py:3, certain)" in allranks("status").stdout
 
 
 def test_an_exception_of_the_script_is_reported_once(allranks) -> None:
@@ -45,7 +45,9 @@ def test_an_exception_of_the_script_is_reported_once(allranks) -> None:
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     assert "diagnosis" not in done.stderr
     assert "\n  why: NameError: name 'weigths' is not defined (train.py:3)\n" in done.stderr
-    assert "diagnosis: the script raised NameError (train.py:3), certain; retry: no: " in allranks("logs", "-f").stderr
+    retry = "a retry will not help: change the script or its environment first"
+    line = f"diagnosis: the script raised NameError (train.py:3, certain); {retry}\n"
+    assert allranks("logs", "-f").stderr.endswith(line)
 
 
 def test_a_run_that_was_not_explained_has_no_verdict(allranks) -> None:

@@ -34,7 +34,7 @@ def test_a_run_of_which_a_rank_failed(allranks: Any) -> None:
         "        KeyError: 'weights'",
         f"fix     correct train.py:3, then: allranks resume {log.parts[1]} "
         "(no checkpoint: from the beginning, unless the script loads its own)",
-        "retry   no: the script or its environment must be changed first",
+        "retry   will not help: change the script or its environment first",
         "sure    certain (script-exception)",
     ]
     found = json.loads(allranks("why", "fails", "--json").stdout)["diagnosis"]

@@ -188,7 +188,9 @@ def test_what_is_no_answer(qstat: Qstat, tmp_path: Path) -> None:
 def test_a_job_that_may_not_be_seen(qstat: Qstat, tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         query_job("7.pbsctl", qstat(OPENPBS, ("qstat: Unauthorized Request  7.pbsctl\n", 2, 159)))
-    assert str(caught.value) == "qstat failed\n  why: Unauthorized Request  7.pbsctl"
+    assert str(caught.value) == (
+        "qstat failed\n  why: Unauthorized Request  7.pbsctl\n  fix: type it to see more: qstat -x -f -w 7.pbsctl"
+    )
     assert asked(tmp_path) == [WIDE]
 
 
@@ -219,8 +221,14 @@ def test_grid_engine_is_no_pbs(qstat: Qstat) -> None:
         flavour(qstat(GRID_ENGINE))
 
 
+def test_the_jobs_of_a_qstat_that_does_not_say_it_is_pbs_are_queried(qstat: Qstat, tmp_path: Path) -> None:
+    environ = qstat("wrapped\n", NO_SUCH_OPTION, NO_SUCH_OPTION, (text_of("failed.txt"), 1, 0))
+    assert query_job("7.pbsctl", environ) == recorded("failed")
+    assert asked(tmp_path) == [WIDE, WITHOUT_HISTORY, PLAIN]
+
+
 def test_some_other_qstat(qstat: Qstat) -> None:
-    with pytest.raises(LaunchError, match=r"this qstat is not PBS'\n  why: qstat --version said 'Unknown option"):
+    with pytest.raises(LaunchError, match=r"this qstat is not PBS'\n  why: .*/qstat --version said 'Unknown option"):
         flavour(qstat("Unknown option: version\nUsage: qstat [-f] [-a|-i|-r]\n"))
 
 
@@ -250,7 +258,9 @@ def test_the_words_of_a_refusal() -> None:
     torque = "qsub: submit error (Unknown queue MSG=cannot locate queue)\n"
     assert PBS.refusal(["qsub"], 170, torque).why == "Unknown queue MSG=cannot locate queue"
     assert str(PBS.refusal(["qsub"], 1, "qsub: Ask Ada first\n")) == "PBS refuses the job\n  why: Ask Ada first"
-    assert str(PBS.refusal(["qdel", "1"], 8, "")) == "qdel failed\n  why: qdel ended with 8 and said nothing"
+    assert str(PBS.refusal(["qdel", "1"], 8, "")) == (
+        "qdel failed\n  why: qdel ended with 8 and said nothing\n  fix: type it to see more: qdel 1"
+    )
 
 
 @pytest.mark.parametrize("failure", failures("unreachable.txt"), ids=lambda failure: " ".join(failure[0]))

@@ -142,9 +142,15 @@ def test_each_key_is_a_directive(job: dict[str, Any], openpbs: list[str] | None,
         (
             "openpbs",
             {"directives": ["-p 1\n-q evil"]},
-            "scheduler.directives: invalid directive: '-p 1\\n-q evil'\n  why: each is one line of text",
+            "scheduler.directives: invalid directive: '-p 1\\n-q evil'\n  why: each is one line of text\n"
+            "  fix: write each as an entry of its own",
         ),
-        ("openpbs", {"partition": "a\nb"}, "-q='a\\nb' cannot be asked for\n  why: a directive is one line of text"),
+        (
+            "openpbs",
+            {"partition": "a\nb"},
+            "-q='a\\nb' cannot be asked for\n  why: a directive is one line of text\n"
+            "  fix: write scheduler.partition without line breaks and control characters",
+        ),
     ],
 )
 def test_what_cannot_be_asked_for(flavour: Flavour, scheduler: dict[str, Any], error: str) -> None:

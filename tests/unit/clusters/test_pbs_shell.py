@@ -111,7 +111,8 @@ def test_ranks_that_start_by_themselves_have_a_cpu_each(job: dict[str, Any], cpu
 
 
 def test_a_directive_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(JobError, match=r"^scheduler[.]directives: invalid directive: .*\n  why: No closing quotation$"):
+    error = r"^scheduler[.]directives: invalid directive: .*\n  why: No closing quotation\n  fix: close the"
+    with pytest.raises(JobError, match=error):
         command(scheduler={"directives": ["-W comment='a"]})
 
 

@@ -233,6 +233,8 @@ def test_what_nobody_knows_is_handed_on() -> None:
     said = "sbatch: error: Ask Ada first\nsbatch: error: Ask Ada first\n"
     assert str(SLURM.refusal(["sbatch"], 1, said)) == "Slurm refuses the job\n  why: Ask Ada first"
     silent = SLURM.refusal(["scancel", "1"], 8, "")
-    assert str(silent) == "scancel failed\n  why: scancel ended with 8 and said nothing"
+    fix = "type it to see more: scancel 1"
+    assert str(silent) == f"scancel failed\n  why: scancel ended with 8 and said nothing\n  fix: {fix}"
     other = SLURM.refusal(["scontrol", "update"], 1, "Invalid partition name specified")
-    assert str(other) == "scontrol failed\n  why: Invalid partition name specified"
+    fix = "type it to see more: scontrol update"
+    assert str(other) == f"scontrol failed\n  why: Invalid partition name specified\n  fix: {fix}"

@@ -95,6 +95,8 @@ def test_what_is_neither_a_job_file_nor_after_two_hyphens_is_refused(allranks):
 
 
 def test_salloc_that_is_not_there_is_told_after_the_request(allranks, tmp_path: Path):
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
     allranks.script("lab: {kind: slurm}\n", "clusters.yaml")
     result = allranks("shell", "--on", "lab", "--nodes", "2", PATH=str(tmp_path), SHELL="/bin/sh")
     assert (result.rc, result.stdout) == (1, "")

@@ -60,12 +60,15 @@ def test_several_mistakes_are_reported_at_once_in_their_order(tmp_path: Path) ->
     assert error(tmp_path, text, flags={"launch.max_restarts": "-1"}).splitlines() == [
         "job.yaml:3: launch.backend cannot be 'mpi'",
         "  why: it must be nccl or gloo",
+        "  fix: leave it out: allranks then chooses",
         "error: job.yaml:4: unknown key 'nodse' in launch",
         "  fix: did you mean 'resources.nodes'?",
         "error: job.yaml:6: resources.gpus_per_node cannot be 'many'",
         "  why: it must be a whole number",
+        "  fix: write gpus_per_node: 1",
         "error: --max-restarts: cannot be '-1'",
         "  why: it must be at least 0",
+        "  fix: --max-restarts 3",
     ]
 
 

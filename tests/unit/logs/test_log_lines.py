@@ -118,8 +118,11 @@ Traceback (most recent call last):
   File "/home/me/net.py", line 4, in step
     return rows
 
+  File "/opt/site-packages/torch/wrapped.py", line 3, in wrapped
+    cat()
   File "/opt/site-packages/torch/functional.py", line 4, in cat
     return _VF.cat()
+           ^^^^^^^^^
 RuntimeError: shapes differ
 """
 FOLDED = """\
@@ -131,6 +134,9 @@ Traceback (most recent call last):
     return rows
 
   … 1 frame in torch
+  File "/opt/site-packages/torch/functional.py", line 4, in cat
+    return _VF.cat()
+           ^^^^^^^^^
 RuntimeError: shapes differ
 """
 
@@ -153,7 +159,8 @@ def test_a_traceback_of_all_ranks_is_shown_once(
     assert attempt.err.data.decode() == "".join(f"[0-3] {line}" for line in shown.splitlines(keepends=True))
 
 
-def test_frames_at_the_end_of_a_log_are_counted(attempt: FakeAttempt) -> None:
+def test_frames_at_the_end_of_a_log_are_counted_but_for_the_last(attempt: FakeAttempt) -> None:
     attempt.play((0, RAISED[: RAISED.index("RuntimeError")].encode(), "err"), 50)
     attempt.merged(form=LineForm(fold_frames=True)).finish()
-    assert attempt.shown().decode().endswith("\n[0]   … 1 frame in torch\n")
+    last = "".join(f"[0] {line}" for line in FOLDED.splitlines(keepends=True)[-4:-1])
+    assert attempt.shown().decode().endswith(f"[0]   … 1 frame in torch\n{last}")

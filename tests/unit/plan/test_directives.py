@@ -35,7 +35,9 @@ def test_others_are_quoted(value: str, quoted: str):
 
 @pytest.mark.parametrize("value", ["two\nlines", "a\rb", "a\tb", "a\0b", "\x1b[2J", "a\u2028b"])
 def test_what_is_no_single_line_is_refused(value: str):
-    with pytest.raises(JobError, match=r"^--account=.* cannot be asked for\n  why: a directive is one line of text$"):
+    with pytest.raises(
+        JobError, match=r"^--account=.* cannot be asked for\n  why: a directive is one line of text\n  fix: write sch"
+    ):
         line(value)
 
 

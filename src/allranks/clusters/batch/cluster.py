@@ -66,6 +66,13 @@ class BatchCluster(ClusterKind):
         nproc = requested if isinstance(requested, int) else job.resources.gpus_per_node or 1
         return self.scheduler.shell(job, nproc, words, environ, terminal)
 
+    def reach(self, environ: Mapping[str, str]) -> None:
+        """Raise a LaunchError if the scheduler's commands are not here, or do not reach it."""
+        command = shlex.split(os.path.expandvars(self.scheduler.list_jobs))
+        answer = self.scheduler.run(command, environ)
+        if self.scheduler.is_away(answer):
+            raise self.scheduler.refusal(command, answer.code, answer.out + answer.err)
+
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt of a run: the script itself takes the next one."""
         if not self._is_submitted(plan) and not self.scheduler.environment.job(os.environ):
@@ -159,7 +166,7 @@ class BatchCluster(ClusterKind):
             send(handle, signal.SIGTERM)
             if not await_end(handle, run.record.stop_timeout + _CANCEL_SECONDS):
                 why = f"its script, process {handle.pid}, is still there"
-                raise LaunchError(f"{run.record.id} does not end", why=why)
+                raise LaunchError(f"{run.record.id} does not end", why=why, fix=f"kill -9 {handle.pid}")
             return
         job_id = attempts.current_job(run.folder, handle.job_id)
         self.signal(job_id, signal.SIGTERM)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -187,7 +188,7 @@ class Scheduler:
         if fix := first_fix(self.unreachable, printed):
             return LaunchError(f"{self.title} cannot be reached", why=why, fix=fix)
         if command[0] != self.submit:
-            return LaunchError(f"{command[0]} failed", why=why)
+            return LaunchError(f"{command[0]} failed", why=why, fix=f"type it to see more: {shlex.join(command)}")
         return LaunchError(f"{self.title} refuses the job", why=why, fix=first_fix(self.refused, printed))
 
     def run(
@@ -270,7 +271,9 @@ class Scheduler:
                 ) from None
             raise plan.with_values(error) from error
         if done.code:
-            raise plan.with_values(self.refusal(command, done.code, done.out + done.err))
+            refusal = plan.with_values(self.refusal(command, done.code, done.out + done.err))
+            refusal.fix = refusal.fix or "allranks plan -v shows the script that it refuses"
+            raise refusal
         return self.job_id(done.out)
 
 

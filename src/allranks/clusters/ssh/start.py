@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 #: Exit codes of ``start.sh`` and ``setup.sh``: the agent exited at once, no directory of the run, it cannot be written.
 _EXITED_AT_ONCE, _NO_FOLDER, _UNWRITABLE = 70, 72, 73
 #: The exit code of a shell for a program or script that is not there.
+_CHECK = "allranks check shows what is missing there"
 _NOT_FOUND = 127
 #: Those of rsync for a connection that broke: errors of socket I/O, and in its protocol's stream.
 _BROKEN = (10, 12)
@@ -174,11 +175,13 @@ def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
         error.exit_code = failed.code
         return error
     if first.step == "setup":
-        return LaunchError(f"environment.setup failed on {host}", why=why, see=setup_log)
+        fix = f"ssh {host}, and try its lines there one by one"
+        return LaunchError(f"environment.setup failed on {host}", why=why, fix=fix, see=setup_log)
     if first.step == "copy" and answer.code == _NOT_FOUND:
         return LaunchError(f"{hosts}: there is no rsync", why=copy_why, fix="install rsync on all machines")
     if first.step == "copy":
-        return LaunchError(f"the job cannot be copied to {hosts}", why=copy_why)
+        fix = "see what rsync says; sync.folder names another directory for the copy"
+        return LaunchError(f"the job cannot be copied to {hosts}", why=copy_why, fix=fix)
     if answer.code in (_NO_FOLDER, _NOT_FOUND):
         fix = "runs.folder, and where the job is, must be on a filesystem that all machines share"
         return LaunchError(f"{hosts} does not see the run's directory", why=why, fix=fix)
@@ -186,9 +189,9 @@ def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
         fix = "free some space, or see why the directory cannot be written there"
         return LaunchError(f"{hosts} cannot write to the run's directory", why=why, fix=fix)
     if answer.code != _EXITED_AT_ONCE:
-        return LaunchError(f"the agent on {hosts} cannot be started", why=why)
+        return LaunchError(f"the agent on {hosts} cannot be started", why=why, fix=_CHECK)
     # Where the agent could say why, its event of that is the last line in braces.
     with contextlib.suppress(ValueError, IndexError):
         error = json.loads([line for line in answer.out.splitlines() if line.startswith("{")][-1])
         return LaunchError(f"on {hosts}: {error['what']}", why=error.get("why"), fix=error.get("fix"), see=log)
-    return LaunchError(f"the agent on {hosts} ended before it started", why=why, see=log)
+    return LaunchError(f"the agent on {hosts} ended before it started", why=why, fix=_CHECK, see=log)

@@ -109,7 +109,8 @@ class Copy:
         command = [*_THERE, "--dry-run", "--out-format=%l %n", *self._filters, f"{self._workdir}/", "/nowhere"]
         answer = run_one(command, os.environ)
         if answer.code:
-            raise JobError("the working directory cannot be read", why=error_of_rsync(answer))
+            fix = "leave out what cannot be read: sync.exclude in the job file"
+            raise JobError("the working directory cannot be read", why=error_of_rsync(answer), fix=fix)
         found = _LISTED.findall(answer.out)
         sizes: Counter[str] = Counter()
         for length, name in found:

@@ -49,11 +49,11 @@ _FIXES = {
     "Host key verification failed": "ssh {typed} once by hand, and check the key that it shows before you accept it",
     "Permission denied": "ssh-copy-id {typed}, or IdentityFile in ~/.ssh/config: it must work without a password",
     "Could not resolve hostname": "check the name, or add a HostName for it to ~/.ssh/config",
-    "No route to host": "is {host} up, and is the network between the two?",
-    "Connection refused": "is sshd running on {host}, and at that port?",
-    "not responding": "has {host} lost its power, or its network?",
-    BROKE: "has {host} lost its power, or its network?",
-    "timed out": "is {host} up, and does no firewall close the port of its sshd?",
+    "No route to host": "see whether {host} is up, and the network between the two",
+    "Connection refused": "see whether sshd runs on {host}, and at that port",
+    "not responding": "see whether {host} has lost its power, or its network",
+    BROKE: "see whether {host} has lost its power, or its network",
+    "timed out": "see whether {host} is up, and whether a firewall closes the port of its sshd",
 }
 #: The user's own settings for it, in a file and in what ``ssh -G`` prints; and where ``ssh -v`` names its files.
 _OWN = re.compile(r"^\s*Control(Path|Master)\b", re.IGNORECASE | re.MULTILINE)
@@ -86,7 +86,8 @@ def real_name(host: Host, environ: Mapping[str, str]) -> str:
     """Return the name or address that ssh's configuration has for a host: other machines do not know its aliases."""
     answer = run_one(["ssh", "-G", *ssh_options(host), host.name], environ, seconds=60.0)
     if answer.code:
-        raise LaunchError(f"ssh cannot read its configuration for {host.name}", why=answer.last_words)
+        fix = "correct that line of ~/.ssh/config"
+        raise LaunchError(f"ssh cannot read its configuration for {host.name}", why=answer.last_words, fix=fix)
     found = [line.split(maxsplit=1)[1] for line in answer.out.splitlines() if line.startswith("hostname ")]
     return found[0] if found else host.name
 
