@@ -106,7 +106,7 @@ RULES = (
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
-        r"ninja: build stopped|torch_extensions/\S+\.so: cannot open shared object",
+        r"ninja: build stopped|^FAILED: \S+\.o\b|torch_extensions/\S+\.so: cannot open shared object",
         r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,

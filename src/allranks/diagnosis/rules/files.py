@@ -134,8 +134,9 @@ RULES = (
     ),
     after_a_change(
         "checkpoint-world-size",
-        "the checkpoint was saved with {saved} data-parallel ranks, and this job has {now}",
-        r"loaded used a DP world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
+        "the checkpoint was saved with {saved}[ {kind}] ranks, and this job has {now}",
+        r"Loading a checkpoint for MP=(?P<saved>\d+) but world size is (?P<now>\d+)",  # Llama's.
+        r"loaded used a (?P<kind>DP) world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
         fix="as many ranks as when it was saved, or convert it with DeepSpeed's ds_to_universal.py",
         source="deepspeed/runtime/engine.py",
     ),

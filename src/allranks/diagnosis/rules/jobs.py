@@ -38,6 +38,7 @@ RULES = (
         "the scheduler lost a node of the job",
         r"DUE TO NODE FAILURE",
         rf"{_state('NODE_FAIL')}|^job preempted \(node failure\)|\b[Nn]odes? \S+ (?:is )?not responding",
+        r"actor is dead because its node has died",  # Ray's.
         r"PBS: job killed: node \d+ \((?P<host>\S+)\) requested job (?:die|terminate)",
         r"(?:srun|salloc|sbatch): error: Node failure on (?P<host>\S+)",
         fix="resume it: allranks resume RUN; if a node is lost again, start the job without it: --exclude NODE",

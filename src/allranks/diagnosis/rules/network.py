@@ -16,6 +16,15 @@ RULES = (
         source="torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
     ),
     after_a_change(
+        "port-denied",
+        "the port[ {port}] may not be used by this user",
+        r"(?:bind|listen).*?:(?P<port>\d+)\b.*(?:errno: 13\b|system error: 10013)",
+        r"failed to listen.*port: (?P<port>\d+).*EACCES",
+        fix="a launch.master_port from 1024 to 65535: those below are the system's",
+        explains=("permission-denied",),
+        source="torch/csrc/distributed/c10d/socket.cpp",
+    ),
+    after_a_change(
         "name-resolution",
         "a host's name cannot be resolved",
         r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
@@ -80,7 +89,7 @@ RULES = (
     ),
     never(
         "collective-mismatch",
-        "ranks called different collectives, or gave them different shapes",
+        "ranks called different collectives, or gave them different shapes[: {told}]",
         r"Detected mismatch between collectives on ranks",
         r"op\.preamble\.length <= op\.nbytes|nbytes <= .*nbytes",
         r"[Cc]ollective (?:mismatch|.*do(?:es)? not match)|collectives? .*mismatch|[Mm]ismatched collective",
@@ -284,6 +293,7 @@ RULES = (
         "a collective timed out: a rank failed, hangs, or did not call it",
         r"[Cc]ollective operation timeout|watchdog got stuck|due to a collective timeout",
         r"(?:Some NCCL operations have failed or timed out|NCCL watchdog thread)",
+        r"\bHccl\w+, error code is [69]\b|\bEI000[26]: ",  # Of Ascend NPUs.
         r"ran for \d+ milliseconds before timing out|last enqueued (?:NCCL )?work",
         fix="allranks stacks shows, while ranks wait, which one stands elsewhere; a longer timeout if one works longer",
         level=Level.FOLLOWS,
