@@ -95,12 +95,13 @@ def _is_of_python(match: Match) -> bool:
     return not match.is_note and (match.rule.level is Level.FOLLOWS or bool(EXCEPTION.match(match.line.text)))
 
 
-def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
-    """Order matches, that of the cause first: by level, then those of the rank that failed first, then by place."""
+def _order(match: Match, first: int | None) -> tuple[float, bool, bool, int]:
+    """Order matches, that of the cause first: by level, what says more, the rank that failed first, and place."""
     level: float = match.rule.level
     if match.is_note and level <= Level.GENERAL:
         level = max(level, Level.CAUSE) + _NOTE
-    return level, first is not None and match.line.rank not in (None, first), match.order
+    is_vague = bool(match.rule.vague and re.search(match.rule.vague, match.line.text))
+    return level, is_vague, first is not None and match.line.rank not in (None, first), match.order
 
 
 def _reported(log: Log) -> int | None:

@@ -10,7 +10,7 @@ _OF_THE_HUB = (
     r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
     r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
     r"|IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]"
-    r"|Could not resolve host: |Failed to connect to \S+ port 443"
+    r"|Could not resolve host: |Could not connect to the endpoint URL|Failed to connect to \S+ port 443"
     r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
     r"|^(?:requests|urllib3|httpx|aiohttp)\.\S*(?:Connect|Timeout|Protocol|SSL)\w*"
 )
@@ -86,7 +86,7 @@ RULES = (
         r"InvalidCxxCompiler|cannot find -lcuda|Python\.h: No such file",
         r"CUDAMismatchError.*(?!.*version)|MissingCUDAException|nvcc was not found",
         r"command '\S*(?:cc|\+\+|clang)' failed: No such file",
-        r"fatal error: (?P<header>[\w./+-]+\.h(?:pp)?): No such file",
+        r"fatal error: '?(?P<header>[\w./+-]+\.h(?:pp|xx)?)'?(?:: No such file| file not found)",
         fix="install gcc or load a compiler and the CUDA toolkit (environment.modules), and set CC and CUDA_HOME",
         source="torch/utils/cpp_extension.py",
     ),
@@ -106,7 +106,8 @@ RULES = (
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
-        r"ninja: build stopped|^FAILED: \S+\.o\b|torch_extensions/\S+\.so: cannot open shared object",
+        r"Error compiling objects for extension|ninja: build stopped|^FAILED: \S+\.o\b",
+        r"torch_extensions/\S+\.so: cannot open shared object",
         r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,
@@ -175,6 +176,7 @@ RULES = (
         r"DistributionNotFound: The '(?P<module10>[^']+)'",
         r"PackageNotFoundError: .*metadata was found for (?P<module11>\S+)",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
+        despite=r"requires `?[\w.\[\]-]+ ?[<>=~]=",  # It may be there in another version.
         fix="install it where the job runs, or use the environment that has it: environment.venv or .conda",
         source="docs.python.org: exceptions",
     ),
@@ -192,12 +194,25 @@ RULES = (
         certain=False,
         source="docs.python.org: exceptions",
     ),
+    never(
+        "package-versions",
+        "two packages' versions do not fit each other: {name} has no argument '{argument}'",
+        r"^TypeError: (?P<name>[\w.]+\(\)) got an unexpected keyword argument '(?P<argument>\w+)'",
+        inside=r"/(?:site|dist)-packages/(?!torch/)",  # torch calls the forward() of anybody.
+        fix="pip check; install the versions of the package that calls it and of the one that is called which were "
+        "released together, or those that the script was written for",
+        level=Level.GENERAL,
+        certain=False,
+        source="docs.python.org: exceptions",
+    ),
     after_a_change(
         "credentials",
         "a service refused the credentials, or was given none",
         r"(?:401|403) (?:Client Error|Forbidden|Unauthorized)|GatedRepoError|gated repo",
         r"Invalid (?:user token|credentials|API key)|api_key not configured|No API key configured",
-        r"NoCredentialsError|Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
+        r"NoCredentialsError|DefaultCredentialsError",
+        r"ClientError: An error occurred \((?:403|AccessDenied|ExpiredToken|Invalid\w+Id)",
+        r"Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
         r"AuthenticationError|UsageError: .*wandb login",
         r"Access to model \S+ is restricted|Token is required|PermissionError\(.*wandb",
         r"CommError.*(?:permission|denied|401|403)|API key must be \d+ characters",

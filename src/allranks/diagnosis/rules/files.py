@@ -143,7 +143,7 @@ RULES = (
     never(
         "pickling",
         "an object cannot be sent to another process",
-        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled",
+        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled|refusing to serialize non-leaf tensor",
         r"Can't get (?:local object|attribute .* on <module)|cannot serialize a ",
         fix="define functions and classes at the top of a module, with no lambda, open file or lock in the dataset",
         source="docs.python.org: pickle",
@@ -175,6 +175,9 @@ RULES = (
         r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
         r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"No valid checkpoint found|Error: (?:Can(?:'t|not)|Could(?:n't| not)) find .*(?:file|checkpoint|director)",
+        r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
+        r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
+        r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
         r"NotADirectoryError|does not appear to have a file named",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",

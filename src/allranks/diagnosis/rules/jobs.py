@@ -38,7 +38,7 @@ RULES = (
         "the scheduler lost a node of the job",
         r"DUE TO NODE FAILURE",
         rf"{_state('NODE_FAIL')}|^job preempted \(node failure\)|\b[Nn]odes? \S+ (?:is )?not responding",
-        r"actor is dead because its node has died",  # Ray's.
+        r"actor is dead because its node has died|TaintManagerEviction",  # Of Ray, and of Kubernetes.
         r"PBS: job killed: node \d+ \((?P<host>\S+)\) requested job (?:die|terminate)",
         r"(?:srun|salloc|sbatch): error: Node failure on (?P<host>\S+)",
         fix="resume it: allranks resume RUN; if a node is lost again, start the job without it: --exclude NODE",
@@ -59,6 +59,7 @@ RULES = (
         "cancelled",
         "the job was cancelled",
         r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ (?:\*\*\*|DUE (?:to|TO) (?:SIGNAL|JOB CANCEL))",
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO JOB CANCEL",
         r"CANCELLED (?:AT \S+ )?by (?:uid |user )?\d+",
         _state("CANCELLED"),
         r"^KeyboardInterrupt$|srun: (?:interrupt|forcing job termination)",
@@ -259,6 +260,7 @@ RULES = (
         r"srun: error: \S+: tasks? [\d,\-]+: (?:Exited with exit code \d+|Terminated|Killed|Aborted|Segmentation.*)",
         r"(?:mpirun|mpiexec|prterun) (?:noticed that process rank"
         r"|detected that one or more processes|has exited due to process)",
+        r"MPI communication peer process has unexpectedly disconnected|Horovod has been shut down",
         r"Primary job  ?terminated normally, but \d+ process",
         r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
         r"srun: (?:Job step aborted|Terminating)|srun: launch/slurm: .*task .* exited",

@@ -169,6 +169,8 @@ RULES = (
         r"[Ww]orld[_ ]size\b.* (?:is not|must be|should be) (?:equal|divisible)|!= .*world[_ ]size",
         r"(?:divisible by|multiple of|divisor of|equal to) (?:\w+[ _])*"
         r"(?:tensor|pipeline|context|expert|data)\w*[ _]parallel",
+        r"divisible by .* times (?:tensor|pipeline|context|expert|data)\w*[ _]parallel|!= ?WORLD_SIZE",
+        r"Mesh should not be bigger than default world size",
         despite=r"train_batch_size|\* \d",
         fix="ranks = data parallel × tensor parallel × pipeline parallel × context parallel: change one of them",
         source="megatron/core/parallel_state.py",
@@ -295,6 +297,7 @@ RULES = (
         r"(?:Some NCCL operations have failed or timed out|NCCL watchdog thread)",
         r"\bHccl\w+, error code is [69]\b|\bEI000[26]: ",  # Of Ascend NPUs.
         r"ran for \d+ milliseconds before timing out|last enqueued (?:NCCL )?work",
+        vague=r"Some NCCL operations have failed or timed out",
         fix="allranks stacks shows, while ranks wait, which one stands elsewhere; a longer timeout if one works longer",
         level=Level.FOLLOWS,
         certain=False,
@@ -331,6 +334,7 @@ RULES = (
         r"Connection was likely closed|DistNetworkError|DistStoreError",
         r"^(?:\w+\.)*ConnectionResetError|^(?:\w+\.)*BrokenPipeError",
         r"^RuntimeError: (?:Broken pipe|Connection reset by peer)$",
+        r"what\(\): +(?:Broken pipe|Connection reset by peer)$",
         fix="look at rank 0's log: it ended first, or the node it was on",
         level=Level.FOLLOWS,
         certain=False,

@@ -83,9 +83,11 @@ RULES = (
         r"tasks? [\d,\-]+: Aborted",
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
-        r"corrupted (?:size|double-linked)|malloc\(\): |\*\*\* stack smashing|exits with return code = -6",
+        r"corrupted (?:size|double-linked)|malloc\(\): |munmap_chunk\(\): |malloc\.c:\d+: ",
+        r"\*\*\* stack smashing|exits with return code = -6",
         fix="the lines before it say why; python -X faulthandler shows where",
         level=Level.UNCLEAR,
+        despite=r"what\(\): +(?:Broken pipe|Connection reset by peer)$",  # Another rank ended.
         certain=False,
         source="signal(7)",
     ),
