@@ -27,8 +27,9 @@ _NOTE = re.compile(
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.
 _SOURCE = re.compile(r"    +(?!what\(\))(?:raise |return |[\w.]+\(|if |for |with )")
-#: What Python says of exceptions that end nothing.
+#: What Python says of exceptions that end nothing, and of what an ended process has left.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
+_LEFT = re.compile(r"resource_tracker: ")
 #: Where Python finds that the process at the other end is gone, and with what.
 _AT_THE_OTHER_END = re.compile(
     r'.*multiprocessing/connection\.py", line \d+, in (?:SocketClient|_recv|_send|recv\w*|send\w*)$'
@@ -54,7 +55,7 @@ def matches(log: Log) -> list[Match]:
 
 def _match(log: Log, at: int) -> Match | None:
     line = log.line(at)
-    if _SOURCE.match(line.text):
+    if _SOURCE.match(line.text) or _LEFT.search(line.text):
         return None
     fitting = [rule for rule in rules_of(line.text) if _is_there(log, at, rule)]
     if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at) or _is_said_below(log, at):

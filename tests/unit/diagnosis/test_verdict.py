@@ -80,6 +80,20 @@ def test_a_c_plus_plus_exception_is_what_its_message_says(message: str, expected
     assert (found.id, found.evidence[0].text) == (expected, f"  what():  {message}")
 
 
+def test_what_an_ended_process_has_left_is_no_cause() -> None:
+    left = "/usr/lib/python3.10/multiprocessing/resource_tracker.py:237: UserWarning: resource_tracker: '/x': "
+    ended = "ERROR:composer.cli.launcher:Rank 1 crashed with exit code 1.\n"
+    found = verdict(f"{ended}{left}[Errno 2] No such file or directory: '/x'\n")
+    assert (found.id, found.sure, len(found.evidence)) == ("launcher-report", "unknown", 1)
+
+
+def test_an_exception_that_hands_another_one_on_comes_after_it() -> None:
+    handed_on = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])\n"
+    assert verdict(handed_on).id == "library-exception"
+    found = verdict(handed_on + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'weights'"))
+    assert (found.id, found.place) == ("script-exception", "train.py:9")
+
+
 def test_what_torchrun_names_first_comes_first() -> None:
     texts = [f"[rank{rank}]: {line}" for rank in (0, 3) for line in TRACEBACK.format(
         file="train.py", line=rank + 1, error="ValueError: bad").splitlines()]  # fmt: skip

@@ -9,7 +9,7 @@ _OF_THE_HUB = (
     r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach"
     r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
     r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
-    r"|IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]"
+    r"|IncompleteRead\(|(?:HTTP Error )?\b50[0234] Server Error|HTTP Error 50[234]"
     r"|Could not resolve host: |Could not connect to the endpoint URL|Failed to connect to \S+ port 443"
     r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
     r"|^(?:requests|urllib3|httpx|aiohttp)\.\S*(?:Connect|Timeout|Protocol|SSL)\w*"
@@ -104,7 +104,7 @@ RULES = (
         "compile-failed",
         "torch.compile or an extension failed to compile",
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
-        r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
+        r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension|nvcc fatal",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
         r"Error compiling objects for extension|ninja: build stopped|^FAILED: \S+\.o\b",
         r"torch_extensions/\S+\.so: cannot open shared object",
@@ -173,6 +173,7 @@ RULES = (
         r"(?:ImportError: .*|packages that were )not found in your environment: (?P<module5>[\w.-]+)",
         r"^You need to have (?P<module7>\w+) installed|ImportError: (?P<module8>\w+) is not available => install",
         r"ImportError: .*`?pip install (?P<module9>[\w.\[\]]+(?:-[\w.]+)*)(?![\w<>=~-])",
+        r"because of the following error \(look up .*No module named '(?P<module12>[^']+)'",
         r"DistributionNotFound: The '(?P<module10>[^']+)'",
         r"PackageNotFoundError: .*metadata was found for (?P<module11>\S+)",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",

@@ -8,6 +8,7 @@ from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_
 _OF_A_SAVED_FILE = (
     r"PytorchStreamReader failed|invalid header or archive is corrupted|storage has wrong (?:byte )?size"
     r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header"
+    r"|Unable to load weights from \w+ checkpoint file|file in archive is not in a subdirectory"
     r"|Invalid magic number; corrupt file|MetadataIncompleteBuffer|HeaderTooLarge"
 )
 #: Frames that load a checkpoint: pickle says the same of any bytes.
@@ -20,6 +21,7 @@ _OF_A_STATE = (
     r"|loaded state dict (?:contains a parameter group|has a different number)"
     r"|Unable to load \w+ from checkpoint(?! file)|Missing key in checkpoint state_dict"
     r"|KeyError: '(?:state_dict|model_state_dict|optimizer)'"
+    r"|KeyError: .*not found in (?:the )?(?:checkpoint|state_dict)"
 )
 
 RULES = (
@@ -76,7 +78,7 @@ RULES = (
         "input-output-error",
         "a file system failed (input/output error)",
         r"Input/output error|\[Errno 5\] |transport endpoint shutdown|Transport endpoint is not connected",
-        r"Remote I/O error",
+        r"Remote I/O error|\[Errno (?:70|108|112)\]",
         fix="the disk, its server or the network to it is at fault: another file system, or other nodes",
         source="errno(3)",
     ),
@@ -178,7 +180,7 @@ RULES = (
         r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
         r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
         r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
-        r"NotADirectoryError|does not appear to have a file named",
+        r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",

@@ -9,7 +9,7 @@ RULES = (
         "port-in-use",
         "the port[ {port}] is used by another process",
         r"(?:EADDRINUSE|[Aa]ddress already in use|errno: 98)",
-        r"[Pp]ort (?P<port>\d+) is (?:already )?in use",
+        r"[Pp]ort (?P<port>\d+) is (?:already )?in use|Failed to add port to server",
         r"distributed communication on port `(?P<port>\d+)`, but another process",
         fix="leave the port out, so that a free one is taken; torchrun: --rdzv-endpoint=HOST:0 or another "
         "--master-port",
@@ -170,7 +170,7 @@ RULES = (
         r"(?:divisible by|multiple of|divisor of|equal to) (?:\w+[ _])*"
         r"(?:tensor|pipeline|context|expert|data)\w*[ _]parallel",
         r"divisible by .* times (?:tensor|pipeline|context|expert|data)\w*[ _]parallel|!= ?WORLD_SIZE",
-        r"Mesh should not be bigger than default world size",
+        r"[Mm]esh (?:should not be bigger|.*not match).*world[_ ]size",
         despite=r"train_batch_size|\* \d",
         fix="ranks = data parallel × tensor parallel × pipeline parallel × context parallel: change one of them",
         source="megatron/core/parallel_state.py",
