@@ -49,7 +49,7 @@ RULES = (
     never(
         "command-not-found",
         "a command[, {command},] is not there",
-        r"(?:line \d+|sh: \d+|^(?:-?bash|sh|zsh)): (?P<command>[\w.+/-]+): (?:command )?not found$",
+        r"(?:line \d+|sh: \d+|^(?:/\S+/|-)?(?:ba|z|k)?sh): (?P<command>[\w.+/-]+): (?:command )?not found$",
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
@@ -69,6 +69,7 @@ RULES = (
         r"(?:pyxis|spank_pyxis)\S*: (?!import|creat|start|remov|skipp|running|printing)",
         r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:[Ee]rror|fatal|FATAL)",
         r"permission denied while trying to connect to the Docker daemon",
+        r"Cannot connect to the Docker daemon|starting container process caused",
         r"enroot-\w+: failed|create user namespace|Failed to pull image|(?:Err)?ImagePull(?:BackOff)?",
         r"SPANK plugin \"pyxis\" option",
         r"could not select device driver \"?\"? ?with capabilities|OCI runtime (?:create|exec) failed",

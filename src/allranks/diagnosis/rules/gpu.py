@@ -19,7 +19,7 @@ RULES = (
     on_other_nodes(
         "gpu-ecc",
         "a GPU has damaged memory (uncorrectable ECC error)",
-        r"[Uu]ncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable",
+        r"[Rr]ow[ -]remap\w* fail|[Uu]ncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable",
         r"Xid \([^)]*\): (?:48|64|94|95)\b",
         fix="leave the node out (--exclude NODE) and tell the administrator: nvidia-smi -q -d ECC,ROW_REMAPPER",
         level=Level.OUTSIDE,
@@ -101,7 +101,8 @@ RULES = (
         "gpu-too-old",
         "a feature that the script uses needs a newer GPU",
         r"only supports \w+ GPUs or newer|not supported in this architecture|doesn't support bf16/gpu",
-        r"requires \.target sm_\d+|requires? (?:Ampere|Ada|Hopper|Blackwell) GPUs",
+        r"support begins with sm\d+ capable devices|requires \.target sm_\d+",
+        r"requires? (?:Ampere|Ada|Hopper|Blackwell) GPUs",
         r"[Bb]float16 is only supported on GPUs with compute capability|requires? (?:CUDA )?compute capability",
         fix="other nodes (nvidia-smi -L shows their GPUs); or fp16 for bf16, sdpa for FlashAttention",
         certain=False,

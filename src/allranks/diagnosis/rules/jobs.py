@@ -35,11 +35,14 @@ RULES = (
     ),
     on_other_nodes(
         "node-lost",
-        "the scheduler lost a node of the job",
+        "the scheduler lost a node of the job, or did not reach it[: {host}]",
         r"DUE TO NODE FAILURE",
         rf"{_state('NODE_FAIL')}|^job preempted \(node failure\)|\b[Nn]odes? \S+ (?:is )?not responding",
         r"actor is dead because its node has died|marked dead because the detector",  # Of Ray.
         r"TaintManagerEviction",  # Of Kubernetes.
+        r"Task launch for \S+ failed on node (?P<host>\S+): "
+        r"(?:Communication connection failure|Can't find an address|Transport endpoint|Unable to contact slurmd"
+        r"|No route to host|Connection refused)",
         r"PBS: job killed: node \d+ \((?P<host>\S+)\) requested job (?:die|terminate)",
         r"(?:srun|salloc|sbatch): error: Node failure on (?P<host>\S+)",
         fix="resume it: allranks resume RUN; if a node is lost again, start the job without it: --exclude NODE",
@@ -261,6 +264,7 @@ RULES = (
         r"srun: error: \S+: tasks? [\d,\-]+: (?:Exited with exit code \d+|Terminated|Killed|Aborted|Segmentation.*)",
         r"(?:mpirun|mpiexec|prterun) (?:noticed that process rank"
         r"|detected that one or more processes|has exited due to process)",
+        r"CrashLoopBackOff|Back-off restarting failed container",
         r"failed to run torchrun |\b[Rr]ank \d+ crashed with exit code",
         r"MPI communication peer process has unexpectedly disconnected|Horovod has been shut down",
         r"Primary job  ?terminated normally, but \d+ process",

@@ -155,6 +155,7 @@ RULES = (
         r"environment variable (?P<name>\w+) expected, but not set",
         r"ValueError: Error initializing torch\.distributed using \w+://",
         r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
+        r"\b(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))\b.*(?:must be|is not|not) set|rank \d+ >= world_size",
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the (?:range|interval)|No rendezvous handler for",
         r"NCCL WARN Bootstrap Root : mismatch in rank count",
@@ -242,7 +243,8 @@ RULES = (
     never(
         "nccl-invalid-usage",
         "NCCL was used wrongly",
-        r"ncclInvalidUsage|ncclInvalidArgument|NCCL error.*invalid (?:usage|argument)|NCCL WARN (?:\w+ : )?[Ii]nvalid ",
+        r"ncclInvalidUsage|ncclInvalidArgument|NCCL [Ee]rror.*invalid (?:usage|argument)",
+        r"NCCL WARN (?:\w+ : )?[Ii]nvalid ",
         fix="one GPU for each rank (torch.cuda.set_device(LOCAL_RANK)); NCCL_DEBUG=WARN says what is wrong",
         level=Level.GENERAL,
         certain=False,
@@ -263,7 +265,7 @@ RULES = (
     after_a_change(
         "nccl-internal",
         "NCCL failed",
-        r"ncclInternalError|NCCL (?:error|failure).*internal error|NCCL WARN Error : ",
+        r"ncclInternalError|NCCL (?:[Ee]rror|failure).*internal error|NCCL WARN Error : ",
         fix="NCCL_DEBUG=INFO shows the message before it; another NCCL version may help",
         level=Level.GENERAL,
         certain=False,
