@@ -69,6 +69,7 @@ RULES = (
         "save-failed",
         "a file could not be written: the disk is full or failed",
         r"RuntimeError: write\(\): fd \d+ failed with Input/output error|PytorchStreamWriter failed writing",
+        r"^RuntimeError: File \S+ cannot be opened",
         r"inline_container\.cc:\d+\] ?\.? unexpected pos \d+|^OSError: \d+ requested and \d+ written",
         fix="df -h of where it saves, and its quota; write elsewhere if the disk fails",
         certain=False,

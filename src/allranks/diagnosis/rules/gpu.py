@@ -19,7 +19,8 @@ RULES = (
     on_other_nodes(
         "gpu-ecc",
         "a GPU has damaged memory (uncorrectable ECC error)",
-        r"[Rr]ow[ -]remap\w* fail|[Uu]ncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable",
+        r"[Rr]ow[ -]remap\w* fail(?!\w* ?: ?[Nn]o)",
+        r"[Uu]ncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable",
         r"Xid \([^)]*\): (?:48|64|94|95)\b",
         fix="leave the node out (--exclude NODE) and tell the administrator: nvidia-smi -q -d ECC,ROW_REMAPPER",
         level=Level.OUTSIDE,

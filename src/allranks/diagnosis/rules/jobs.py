@@ -38,7 +38,6 @@ RULES = (
         "the scheduler lost a node of the job, or did not reach it[: {host}]",
         r"DUE TO NODE FAILURE",
         rf"{_state('NODE_FAIL')}|^job preempted \(node failure\)|\b[Nn]odes? \S+ (?:is )?not responding",
-        r"actor is dead because its node has died|marked dead because the detector",  # Of Ray.
         r"TaintManagerEviction",  # Of Kubernetes.
         r"Task launch for \S+ failed on node (?P<host>\S+): "
         r"(?:Communication connection failure|Can't find an address|Transport endpoint|Unable to contact slurmd"

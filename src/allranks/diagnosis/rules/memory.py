@@ -122,6 +122,15 @@ RULES = (
         certain=False,
         source="memory.events of cgroup v2, memory.oom_control of v1: oom_kill",
     ),
+    on_other_nodes(
+        "ray-node-lost",
+        "Ray lost a node of the job",
+        r"actor is dead because its node has died|marked dead because the detector",
+        fix="look at that node: it ended, its raylet was killed for memory, or the network to it failed",
+        certain=False,
+        source="docs.ray.io: fault tolerance of nodes",
+        explains=("ray-worker-died",),
+    ),
     after_a_change(
         "ray-worker-died",
         "a worker of Ray crashed or was killed: most often because memory ran out",
