@@ -33,7 +33,7 @@ RULES = (
         r"conda: (?:command )?not found",
         r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment",
         r"Your shell has not been properly configured to use 'conda activate'|Run 'conda init' before",
-        r"CondaError|conda\S*: No such file|: activate: No such file",
+        r"CondaError|Error while loading conda plugins|conda\S*: No such file|: activate: No such file",
         fix="name it by its path in environment.conda; conda must be found on the nodes as well",
         despite=r"conda deactivate",
         source="conda activate --help",

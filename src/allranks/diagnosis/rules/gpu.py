@@ -180,6 +180,7 @@ RULES = (
         fix="nvidia-smi on the node must work, and its fabric manager must run; leave it out otherwise (--exclude "
         "NODE)",
         level=Level.GENERAL,
+        explains=("nccl-cuda",),
         source="CUDA runtime API; NVIDIA fabric manager user guide",
     ),
     never(

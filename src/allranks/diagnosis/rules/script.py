@@ -31,7 +31,7 @@ RULES = (
         r"|invalid choice|ambiguous option|too few).*",
         r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'|Key '.*' is not in struct",
         r"^Error: (?:No such option|Missing (?:option|argument)|Invalid value for)|ArgumentError",
-        r"Some (?:specified arguments|keys) are not used by",
+        r"Some (?:specified arguments|keys) are not used by|FATAL Flags parsing error: .*",
         fix="the script's --help lists them; they follow --, or are args in the job file",
         source="docs.python.org: argparse, exit code 2",
     ),
