@@ -74,12 +74,13 @@ def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
     os.kill(watch.event("ranks-started")["ranks"][1]["pid"], number)
     first, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, err.decode()
-    said = f"error: {watch.run.name} is to be continued\n  why: the ranks have saved and exited, as requested\n"
-    assert said in err.decode()
-    assert (
-        "diagnosis: the job was asked to stop, and has saved (certain); a retry can help, with nothing changed\n"
-        in err.decode()
-    )
+    *_, stopped, following = err.decode().splitlines()
+    step = re.fullmatch(
+        rf"allranks: {watch.run.name} stopped at step (\d+), with a checkpoint "
+        r"\(the ranks have saved and exited, as requested\)",
+        stopped,
+    )[1]
+    assert following == f"next: allranks resume {watch.run.name} (from step {step})"
     status = watch.status()
     assert (status["state"], status["exit_code"], status["restarts"]) == ("PREEMPTED", 75, 0)
     assert f"got {number.name} (rank 1); saved parts/step-" in (watch.node / "rank-0.err").read_text()

@@ -95,10 +95,9 @@ def check_first(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None
             for note in plan.notes:  # They may name what is missing better than the shell does.
                 if note.partition(":")[0] not in said:
                     render.talk(f"allranks: note: {note}")
-            for other, its_hosts in others:  # The error is what was found first.
-                render.talk(f"allranks: {_in_a_line(other, its_hosts)}")
-            why, fix = first.finding.why or first.check.why, first.finding.fix
-            raise PreflightError(_in_a_line(first, hosts), why=why, fix=fix, see=render.path(path))
+            for other, its_hosts in others:  # The error that is raised is what was found first.
+                render.error(_error_of(other, its_hosts))
+            raise _error_of(first, hosts, see=render.path(path))
     except AllranksError as error:
         note_refusal(run, error)
         raise
@@ -106,6 +105,11 @@ def check_first(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None
         cancelled = StartCancelledError(f"{run.record.id} was cancelled before it had started", signal.SIGINT)
         note_refusal(run, cancelled)
         raise cancelled from None
+
+
+def _error_of(result: Result, hosts: Sequence[str], see: str | None = None) -> PreflightError:
+    why, fix = result.finding.why or result.check.why, result.finding.fix
+    return PreflightError(_in_a_line(result, hosts), why=why, fix=fix, see=see)
 
 
 def _in_a_line(result: Result, hosts: Sequence[str]) -> str:

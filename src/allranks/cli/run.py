@@ -288,7 +288,7 @@ def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: New
 
 
 def _conclude(run: Run) -> int:
-    """Report how a run ended, and return its exit code; a run that was cancelled is no error."""
+    """Report how a run ended, and return its exit code; one that was cancelled, or saved and left, is no error."""
     status = run.record.status
     if status.state is State.SUCCEEDED:
         took = f" in {format_seconds(status.ended - status.started)}" if status.ended and status.started else ""
@@ -296,13 +296,14 @@ def _conclude(run: Run) -> int:
         if status.reason:
             render.talk(f"allranks: note: {render.one_line(status.reason)}")
         return 0
-    if status.state is State.CANCELLED:
-        from allranks.record.events import read_saves
+    from allranks.record.events import read_saves
 
+    steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]
+    if status.state is State.CANCELLED or (status.state is State.PREEMPTED and steps):
         why = f" ({render.one_line(status.reason)})" if status.reason else ""
-        steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]
         saved = f" at step {steps[-1]}, with a checkpoint" if steps else ""
-        render.talk(f"allranks: {run.record.id} was cancelled{saved}{why}")
+        verb = "was cancelled" if status.state is State.CANCELLED else "stopped"
+        render.talk(f"allranks: {run.record.id} {verb}{saved}{why}")
         render.talk(next_resume(run))
     else:
         from allranks.cli.failure import explain  # A run starts sooner without it.

@@ -100,6 +100,10 @@ class Match:
     is_last: bool = True  # Whether it is the last word of what wrote it.
 
 
+#: The rules for exceptions, and what to do at the line of the script where one was raised.
+_AT_PLACE = {"script-exception": "correct", "dataloader-worker-error": "correct", "library-exception": "look at"}
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """The verdict on a failure."""
@@ -115,6 +119,11 @@ class Diagnosis:
     followed: str = ""  # What only followed.
     fix: str = ""  # What to do.
     retry: str = ""  # Whether a retry can help.
+
+    def fix_for(self, again: str) -> str:
+        """Return what to do: for an exception, to correct the line of the script that raised it, and then ``again``."""
+        verb = _AT_PLACE.get(self.id)
+        return f"{verb} {self.place}, then: {again}" if verb and self.place else self.fix
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Diagnosis:

@@ -82,8 +82,9 @@ def completed(event: Mapping[str, Any], attempt: Path) -> dict[str, Any]:
     facts = None
     if verdict:
         place = f" ({verdict.place})" if verdict.place else ""
-        fix = verdict.fix.replace("RUN", event["run"])
-        facts = {"cause": f"{verdict.cause}{place}", "sure": verdict.sure, "fix": fix}
+        fix = verdict.fix_for("allranks resume RUN").replace("RUN", event["run"])
+        line = verdict.evidence[0].text.strip() if verdict.evidence else ""
+        facts = {"cause": f"{verdict.cause}{place}", "evidence": line, "sure": verdict.sure, "fix": fix}
     found = {**event, "reason": reason, "verdict": facts}
     return {**found, "text": text_of(found)}
 
@@ -96,7 +97,7 @@ def _reason(attempt: Path, event: str) -> str | None:
 
 
 def text_of(event: Mapping[str, Any]) -> str:
-    """Return what an event says to people: what happened, and of a failure, in two more lines, why and what to do."""
+    """Return what an event says to people; of a failure, also the cause, the line that shows it, and the fix."""
     run, state, reason = event["run"], event["state"], event.get("reason")
     why = f": {reason}" if reason else ""
     took = timedelta(seconds=round(event["seconds"]))
@@ -110,7 +111,8 @@ def text_of(event: Mapping[str, Any]) -> str:
         case "failure":
             head = f"{run} failed after {took}{why}"
             verdict = event["verdict"] or {}
-            lines = [verdict.get("cause"), verdict.get("fix") and f"fix: {verdict['fix']}"]
+            fix = verdict.get("fix") and f"fix: {verdict['fix']}"
+            lines = dict.fromkeys([verdict.get("cause"), verdict.get("evidence"), fix])
             return "\n".join([head, *(" ".join(line.split())[:_LONGEST] for line in lines if line)])
     word = {"SUCCEEDED": "succeeded", "CANCELLED": "was cancelled", "PREEMPTED": "stopped"}
     why = {"SUCCEEDED": "", "PREEMPTED": ", and can be resumed"}.get(state, why)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: The error of input() in a rank that has no stdin, and an interpreter of its own.
 _NO_INPUT = "EOFError: EOF when reading a line"
-#: The rules for exceptions, and what to do at the line of the script where one was raised.
-_AT_PLACE = {"script-exception": "correct", "dataloader-worker-error": "correct", "library-exception": "look at"}
 _RESUME = "allranks resume RUN"
 
 
@@ -64,7 +62,8 @@ def resumes_from(run: Run) -> str:
     """Return where another attempt of a run starts: at its newest checkpoint, or at the beginning."""
     if saved := [save for save in read_saves(run.folder) if save.path]:
         return f"from step {saved[-1].step}"
-    if run.record.nnodes > 1 and not run.node_folder(0).is_dir():  # Started by hand: rank 0 saves on another machine.
+    is_by_hand = run.record.kind == "local" and run.record.nnodes > 1
+    if is_by_hand and not (run.folder / contract.node_dir(0, 0)).is_dir():  # Rank 0 saves on another machine.
         return "on all nodes: from the newest checkpoint of node 0"
     return "no checkpoint: from the beginning, unless the script loads its own"
 
@@ -117,9 +116,6 @@ def _fix(verdict: Diagnosis, run: Run) -> str:
         return advice.format(run="RUN")
     if is_local and record.world_size > 1 and cause.startswith(_NO_INPUT):
         return f"allranks run --stdin {status.rank} gives this rank the terminal"
-    fix = verdict.fix
-    if verdict.place and verdict.id in _AT_PLACE:
-        # Nodes that were started by hand are started so again.
-        again = "start each node again" if is_local and record.nnodes > 1 else _RESUME
-        fix = f"{_AT_PLACE[verdict.id]} {verdict.place}, then: {again}"
+    # Nodes that were started by hand are started so again.
+    fix = verdict.fix_for("start each node again" if is_local and record.nnodes > 1 else _RESUME)
     return fix.replace(_RESUME, f"{_RESUME} ({resumes_from(run)})")

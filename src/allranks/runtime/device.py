@@ -69,6 +69,10 @@ def bind(device: torch.device, env: RankEnvironment) -> None:
     torch.cuda.set_device(device)
 
 
+#: Of GPUs that are not there.
+_ON_CPU = "train on the CPU: --backend gloo, and no device='cuda' in the script"
+
+
 def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) -> DeviceError:
     """Return the error for a rank whose GPU does not exist."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -79,14 +83,14 @@ def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) 
     )
     if not built_with_cuda:
         why = "this torch was built without CUDA"
-        fix = "install a torch with CUDA, or use --backend gloo to train on the CPU"
+        fix = f"install a torch with CUDA, or {_ON_CPU}"
     else:
         s = "" if count == 1 else "s"
         why = f"torch sees {count} GPU{s}; CUDA_VISIBLE_DEVICES {shown}"
         fix = (
             f"start at most {count} rank{s} per node (--nproc-per-node {count}), or let each rank see all GPUs"
             if count
-            else "run on a node with GPUs, or use --backend gloo to train on the CPU"
+            else f"run on a node with GPUs, or {_ON_CPU}"
         )
     return DeviceError(what, why=why, fix=fix)
 

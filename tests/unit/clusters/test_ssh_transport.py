@@ -18,7 +18,7 @@ def test_ssh_asks_nobody_and_gives_a_silent_machine_up() -> None:
 @pytest.mark.parametrize(
     ("said", "fix"),
     [
-        ("Connection refused", "see whether sshd runs on gpu01, and at that port"),
+        ("Connection refused", "start sshd on gpu01, or give the port at which it listens"),
         ("Connection timed out", "see whether gpu01 is up, and whether a firewall closes the port of its sshd"),
         ("No route to host", "see whether gpu01 is up, and the network between the two"),
         ("Timeout, server gpu01 not responding.", "see whether gpu01 has lost its power, or its network"),

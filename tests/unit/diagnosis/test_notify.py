@@ -135,8 +135,12 @@ def test_a_webhook_that_is_not_there_or_does_not_answer():
         ({"event": "requeue", "reason": "n2 was lost"}, "train-1: another attempt follows attempt 1: n2 was lost"),
         ({"event": "requeue", "restart": 2}, "train-1: all ranks restart (restart 2)"),
         (
-            {"event": "failure", "reason": "rank 0 failed", "verdict": {"cause": "no file", "fix": "make it\nnow"}},
-            "train-1 failed after 0:01:01: rank 0 failed\nno file\nfix: make it now",
+            {
+                "event": "failure",
+                "reason": "rank 0 failed",
+                "verdict": {"cause": "no file", "evidence": "OSError: a", "fix": "make it\nnow"},
+            },
+            "train-1 failed after 0:01:01: rank 0 failed\nno file\nOSError: a\nfix: make it now",
         ),
         ({"event": "failure", "verdict": None}, "train-1 failed after 0:01:01"),
     ],
@@ -177,6 +181,14 @@ def test_a_run_that_succeeds_notifies_of_its_start_and_end_once_by_both_ways(all
     ]
 
 
+def test_the_fix_of_an_exception_names_the_line_of_the_script(allranks):
+    _job(allranks, "raise KeyError('weights')\n", "  command: cat > got\n")
+    assert allranks("run").rc == 1
+    text = json.loads((allranks.folder / "got").read_text())["text"]
+    fix = f"fix: correct train.py:1, then: allranks resume {allranks.run().name}"
+    assert text.splitlines()[1:] == ["the script raised KeyError (train.py:1)", "KeyError: 'weights'", fix]
+
+
 def test_a_failure_has_the_verdict_a_restart_comes_before_it_and_no_file_holds_the_url(allranks):
     with hook(500) as there:
         _job(allranks, FAILS, f"  webhook: {there.url}\n")
@@ -187,10 +199,11 @@ def test_a_failure_has_the_verdict_a_restart_comes_before_it_and_no_file_holds_t
     assert there.events == ["requeue", "failure"]
     run = allranks.run().name
     assert there.got[0]["text"] == f"{run}: all ranks restart (restart 1): rank 0 failed"
-    first, cause, fix = there.got[1]["text"].splitlines()
+    first, cause, line, fix = there.got[1]["text"].splitlines()
     assert first.startswith(f"{run} failed after ")
     assert first.endswith(": rank 0 exited with code 1")
     assert cause == "a file is not there (train.py:1)"
+    assert line.startswith("FileNotFoundError: [Errno 2] No such file or directory: ")
     assert fix.startswith("fix: correct the path")
     for event in there.events:
         why = "the webhook at 127.0.0.1 answered with status 500"

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 #: Exit codes of ``start.sh`` and ``setup.sh``: the agent exited at once, no directory of the run, it cannot be written.
 _EXITED_AT_ONCE, _NO_FOLDER, _UNWRITABLE = 70, 72, 73
 #: The exit code of a shell for a program or script that is not there.
-_CHECK = "allranks check shows what is missing there"
 _NOT_FOUND = 127
 #: Those of rsync for a connection that broke: errors of socket I/O, and in its protocol's stream.
 _BROKEN = (10, 12)
+#: What to do where the agent could not say why.
+_CHECK = "allranks check shows what is missing there"
 #: What ``start.sh`` prints of its agent, after what else a login there may print.
 _AGENT = re.compile(r"^(\d+) (\d+)$", re.MULTILINE)
 #: The answer of a command that may have started, and was not waited for.

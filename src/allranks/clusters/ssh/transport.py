@@ -50,7 +50,7 @@ _FIXES = {
     "Permission denied": "ssh-copy-id {typed}, or IdentityFile in ~/.ssh/config: it must work without a password",
     "Could not resolve hostname": "check the name, or add a HostName for it to ~/.ssh/config",
     "No route to host": "see whether {host} is up, and the network between the two",
-    "Connection refused": "see whether sshd runs on {host}, and at that port",
+    "Connection refused": "start sshd on {host}, or give the port at which it listens",
     "not responding": "see whether {host} has lost its power, or its network",
     BROKE: "see whether {host} has lost its power, or its network",
     "timed out": "see whether {host} is up, and whether a firewall closes the port of its sshd",
