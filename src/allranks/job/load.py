@@ -293,7 +293,7 @@ def _suggested(
     if rule == _RULES["string_type"]:
         return suggestions.for_text(path, source, value, in_list=len(item["loc"]) > len(path.split(".")))
     if rule == _RULES["tuple"]:
-        return suggestions.write(path, source, "[ONE, TWO]")
+        return suggestions.for_list(model, path, source)
     if rule == _RULES["bool"]:
         return suggestions.for_truth(model, path, source)
     if path == "resources.gpus_per_node" and (typed := re.fullmatch(r"(?:gpu:)?(\w+):(\d+)", str(value))):

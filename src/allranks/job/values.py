@@ -160,6 +160,8 @@ _BY_COMMAS = "separated by commas or spaces"
 Names = Annotated[tuple[str, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS)]
 _Event = Literal["start", "failure", "requeue", "end"]
 Events = Annotated[tuple[_Event, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS, {"enum": [*get_args(_Event)]})]
+_End = Literal["node", "preemption", "hardware"]
+Ends = Annotated[tuple[_End, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS, {"enum": [*get_args(_End)]})]
 Variables = Annotated[
     dict[str, str],
     WithJsonSchema(
