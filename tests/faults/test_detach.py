@@ -56,6 +56,30 @@ def test_other_commands_find_a_detached_run(allranks, watch, finish):
     watch.nothing_left()
 
 
+FAILS_ONCE = """\
+import os, pathlib, time
+print("up", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise KeyError("weights")
+"""
+
+
+def test_logs_of_a_detached_run_show_its_restarts_and_how_it_ended(allranks, watch, finish):
+    _detach(allranks, watch, FAILS_ONCE, "--max-restarts", "2")
+    follower = allranks.popen("logs", "-f")
+    assert b"up\n" in follower.stdout.readline()
+    (allranks.folder / "go").touch()
+    code, _, err = finish(follower)
+    name, lines = watch.run.name, err.splitlines()
+    assert (code, lines[-1]) == (0, f"allranks: {name} ended: SUCCEEDED")
+    error = lines.index("[1] KeyError: 'weights'")
+    restart = f"allranks: {name}: rank 1 failed: KeyError: 'weights' (train.py:6); restarting, 1 of 2"
+    assert lines[error + 1 :] == [restart, lines[-1]]
+    assert watch.status()["state"] == "SUCCEEDED"
+
+
 @pytest.mark.parametrize("text", [SLEEPER, FAMILY], ids=["sleeper", "family"])
 def test_cancel_leaves_nothing(allranks, watch, text):
     _detach(allranks, watch, text)

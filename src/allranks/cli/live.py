@@ -27,6 +27,8 @@ from allranks.view.reader import Reader
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from allranks.clusters.base import Started
+    from allranks.runs.agents import HappenedInJobs
     from allranks.view.feed import Figures, Snapshot
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
@@ -37,6 +39,10 @@ _SPINNER = r"-\|/"
 _MOST_LINES, _PART = 3, 4
 #: Where the cursor cannot move, an unfinished line is shown as a prompt after so long.
 _PROMPT_SECONDS = 0.3
+#: Seconds by which news are held back, so that lines that a rank wrote before its end are shown first.
+AFTER_LINES = 0.2
+#: Seconds after which a wait is reported where no spinner shows it: importing torch on a slow disk takes that long.
+_LONG_WAIT = 30.0
 #: Seconds that a run takes before its status is shown: one that is shorter does not pay for what draws it.
 _STATUS_SECONDS = 1.0
 
@@ -249,6 +255,34 @@ class StatusLines:
 
             self._figures = Figures(self._run)
         return self._figures.read()
+
+
+class News:
+    """Shows what happens to a run beside its log: restarts, lost nodes, hangs, and what is waited for long."""
+
+    def __init__(self, happened: Started | HappenedInJobs, run: Run, live: Live) -> None:
+        self._happened, self._run, self._live = happened, run, live
+        self._held: list[tuple[float, str]] = []
+        self._wait_is_long_at: float | None = None
+
+    def report(self, hold: float = 0.0) -> None:
+        """Show the news that are older than ``hold`` seconds."""
+        now = time.monotonic()
+        self._held += [(now, line) for line in self._happened.news()]
+        while self._held and self._held[0][0] + hold <= now:
+            self._say(self._held.pop(0)[1])
+        awaited = self._happened.awaited  # Reported once, if that takes long and no spinner shows it.
+        if not awaited:
+            self._wait_is_long_at = None
+        elif self._wait_is_long_at is None:
+            self._wait_is_long_at = now + _LONG_WAIT
+        elif now >= self._wait_is_long_at and not self._live.is_lively:
+            self._wait_is_long_at = math.inf
+            self._say(f"still {awaited}")
+
+    def _say(self, line: str) -> None:
+        self._live.wipe()
+        render.talk(f"allranks: {self._run.record.id}: {render.one_line(line)}")
 
 
 def _coloured(line: Text) -> str:

@@ -17,13 +17,14 @@ import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.live import Live
+from allranks.cli.live import AFTER_LINES, Live, News
 from allranks.cli.runs import report_verdict, run_arguments, runs_folder
 from allranks.errors import UsageError
 from allranks.job.units import parse_duration
 from allranks.logs.lineform import LineForm
 from allranks.logs.merge import MergedLogs, follow
-from allranks.runs.hangs import Notices
+from allranks.runs.agents import HappenedInJobs
+from allranks.runs.hangs import newest
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
@@ -88,12 +89,16 @@ def command(
         live.merge, found, ranks=_numbers("--rank", ranks, found.world_size), nodes=_numbers("--node", nodes, counted)
     )
     if follow:
-        ended = _Ended(found)
+        ended, news = _Ended(found), News(_from_now_on(found), found, live)
         for number in count(first):  # A scheduler may start another attempt.
-            _follow(live, merge(number, tail=tail if number == first else None), found, number, ended)
+            _follow(live, merge(number, tail=tail if number == first else None), number, ended, news)
             if attempt is not None or found.attempt <= number:
                 break
-        if ended.run.record.status.state.is_final:
+        status = ended.run.record.status
+        if status.state.is_final and not found.record.status.state.is_final:
+            reason = f": {render.one_line(status.reason)}" if status.reason else ""
+            render.talk(f"allranks: {found.record.id} ended: {status.state.value}{reason}")
+        if status.state.is_final:
             report_verdict(ended.run)
     else:
         if not found.record.status.state.is_final:
@@ -112,19 +117,26 @@ def command(
     return 0
 
 
+def _from_now_on(run: Run) -> HappenedInJobs:
+    """Return a reader of what happens to a run from now on; a hang that it is in is shown at once."""
+    happened = HappenedInJobs(run.folder)
+    happened.news()
+    if hang := newest(run.attempt_folder):
+        render.talk(f"allranks: {run.record.id}: {render.one_line(hang.notice)}")
+    return happened
+
+
 def _has_output(attempt: Path) -> bool:
     """Return whether a rank of an attempt has printed anything, selected or not."""
     return any(log.stat().st_size for stream in ("out", "err") for log in attempt.glob(f"node-*/*.{stream}"))
 
 
-def _follow(live: Live, merged: MergedLogs, run: Run, attempt: int, ended: Callable[[], bool]) -> None:
-    notices = Notices(run.folder / contract.attempt_dir(attempt))
+def _follow(live: Live, merged: MergedLogs, attempt: int, ended: _Ended, news: News) -> None:
+    run = ended.run
 
     def step(action: Callable[[], None]) -> None:
+        news.report(AFTER_LINES)
         action()
-        for line in notices.news():
-            live.wipe()
-            render.talk(f"allranks: {run.record.id}: {render.one_line(line)}")
         live.draw(merged)
         live.check()
 
@@ -132,6 +144,7 @@ def _follow(live: Live, merged: MergedLogs, run: Run, attempt: int, ended: Calla
     live.end_tail(merged)
     try:
         follow(merged, lambda: ended() or run.attempt > attempt, time.sleep, around=step)
+        news.report()
     finally:
         live.wipe()
 

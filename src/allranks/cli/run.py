@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.findings import check_first
-from allranks.cli.live import Live, StatusLines
+from allranks.cli.live import AFTER_LINES, Live, News, StatusLines
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import (
     metric_option,
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
     from allranks.runs.record import Run
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Seconds by which news are held back, so that lines that a rank wrote before its end are shown first.
-_AFTER_LINES = 0.2
-#: Seconds after which a wait is reported where no spinner shows it: importing torch on a slow disk takes that long.
-_LONG_WAIT = 30.0
 
 _EXAMPLES = """\b
 Examples:
@@ -143,7 +138,7 @@ def carry_out(
     from allranks.runs.code import record_code  # Now: no start waits for that, or for git.
 
     recording = record_code(run, plan.script, environ) if plan.script else None
-    news = _News(started, run, live)
+    news = News(started, run, live)
     news.report()
     if detach and not relay.interrupted():
         _finish(recording)
@@ -193,34 +188,6 @@ def _show_wait(plan: Plan, what: str, plain: bool) -> None:
     """Show on a terminal that other machines are waited for, until the next message."""
     if plan.kind != "local":
         Live(plain=plain).show(f"{what} {render.nodes(plan)} of {plan.cluster}")
-
-
-class _News:
-    """Reports the events of a run that has been started."""
-
-    def __init__(self, started: Started, run: Run, live: Live) -> None:
-        self._started, self._run, self._live = started, run, live
-        self._held: list[tuple[float, str]] = []
-        self._wait_is_long_at: float | None = None
-
-    def report(self, hold: float = 0.0) -> None:
-        """Report the news that are older than ``hold`` seconds."""
-        now = time.monotonic()
-        self._held += [(now, line) for line in self._started.news()]
-        while self._held and self._held[0][0] + hold <= now:
-            self._say(self._held.pop(0)[1])
-        awaited = self._started.awaited  # Reported once, if that takes long and no spinner shows it.
-        if not awaited:
-            self._wait_is_long_at = None
-        elif self._wait_is_long_at is None:
-            self._wait_is_long_at = now + _LONG_WAIT
-        elif now >= self._wait_is_long_at and not self._live.is_lively:
-            self._wait_is_long_at = math.inf
-            self._say(f"still {awaited}")
-
-    def _say(self, line: str) -> None:
-        self._live.wipe()
-        render.talk(f"allranks: {self._run.record.id}: {render.one_line(line)}")
 
 
 def point_latest(run: Run) -> None:
@@ -300,12 +267,12 @@ class Relay:
             raise SystemExit(128 + number)
 
 
-def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: _News) -> None:
+def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: News) -> None:
     def show(attempt: int) -> None:
         merged = live.merge(run, attempt)
 
         def step(action: Callable[[], None]) -> None:
-            news.report(_AFTER_LINES)
+            news.report(AFTER_LINES)
             live.step(merged, action, started.awaited)
 
         follow(merged, lambda: started.wait(0) or run.attempt > attempt, started.wait, around=step)

@@ -24,7 +24,7 @@ _END = 2000
 EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
 #: What a shell, or a command in its script, says of what it did not find: the script goes on.
 _OF_THE_SHELL = ("command-not-found", "permission-denied", "module-missing", "conda-missing", "venv-missing")
-_SHELL = re.compile(r"\S+: line \d+: (?!\s*\d+ )|-?(?:ba|z)?sh: ")
+_SHELL = re.compile(r"\S+: line \d+: (?!\s*\d+ )|(?:/\S+/|-)?(?:ba|z|k)?sh: ")
 #: The last line of a traceback's frames; rich draws a box around them.
 _OF_A_TRACEBACK = re.compile(r"\s+\S|[│╰|]")
 #: What may stand below any failure: frames, the reports of launchers, hints, what libraries write as a process ends.

@@ -26,9 +26,10 @@ _NOTE = re.compile(
 )
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.
-_SOURCE = re.compile(r"    +(?:raise |return |[\w.]+\(|if |for |with )")
-#: What Python says of exceptions that end nothing.
+_SOURCE = re.compile(r"    +(?!what\(\))(?:raise |return |[\w.]+\(|if |for |with )")
+#: What Python says of exceptions that end nothing, and of what an ended process has left.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
+_LEFT = re.compile(r"resource_tracker: ")
 #: Where Python finds that the process at the other end is gone, and with what.
 _AT_THE_OTHER_END = re.compile(
     r'.*multiprocessing/connection\.py", line \d+, in (?:SocketClient|_recv|_send|recv\w*|send\w*)$'
@@ -36,6 +37,8 @@ _AT_THE_OTHER_END = re.compile(
 _IS_GONE = re.compile(r"(?:FileNotFound|ConnectionRefused|ConnectionReset|BrokenPipe|EOF)Error\b")
 #: What torch.utils.data and DataParallel put above the original traceback of an exception in a worker.
 _HANDED_ON = re.compile(r"\w+: Caught (\w+) in ")
+#: How the report of a C++ exception starts, and its message.
+_TERMINATED, _MESSAGE = re.compile(r"terminate called after throwing"), re.compile(r"\s*what\(\): ")
 #: What stands between the tracebacks of one exception and of that which it caused.
 _GOES_ON = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 #: Rules of any exception, which are the last.
@@ -52,10 +55,10 @@ def matches(log: Log) -> list[Match]:
 
 def _match(log: Log, at: int) -> Match | None:
     line = log.line(at)
-    if _SOURCE.match(line.text):
+    if _SOURCE.match(line.text) or _LEFT.search(line.text):
         return None
-    fitting = [rule for rule in rules_of(line.text) if not rule.near or _has_near(log, at, rule.near)]
-    if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at):
+    fitting = [rule for rule in rules_of(line.text) if _is_there(log, at, rule)]
+    if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at) or _is_said_below(log, at):
         return None
     rule = fitting[0]
     named = captured(rule, line.text)
@@ -85,6 +88,27 @@ def _fits(rule: Rule, text: str) -> bool:
     return not (rule.exception and rule.exception.search(text))
 
 
+def _is_there(log: Log, at: int, rule: Rule) -> bool:
+    """Return whether what stands above a line is what a rule asks for."""
+    if rule.near and not _has_near(log, at, rule.near):
+        return False
+    return not rule.inside or bool(re.search(rule.inside, _frame_above(log, at)))
+
+
+def _frame_above(log: Log, at: int) -> str:
+    """Return the nearest frame above a line, as far as the lines of its source; empty if there is none."""
+    above = (log.line(number).text for number in range(at - 1, max(-1, at - 5), -1))
+    return next((text for text in above if _FRAME.match(text)), "")
+
+
+def _is_said_below(log: Log, at: int) -> bool:
+    """Return whether a line tells of a C++ exception of which the next one is the message."""
+    if at + 1 == len(log.texts) or not _TERMINATED.search(log.texts[at]):
+        return False
+    message = log.line(at + 1).text
+    return bool(_MESSAGE.match(message) and rules_of(message))
+
+
 def _has_near(log: Log, at: int, pattern: str) -> bool:
     """Return whether a line, or one before it in the same traceback, holds a match."""
     for text in reversed(log.texts[max(0, at - _NEAR) : at + 1]):
@@ -110,9 +134,7 @@ def _is_of_another_end(log: Log, at: int) -> bool:
     """Return whether a line tells that the process at the other end is gone: of why, it says nothing."""
     if not _IS_GONE.match(log.line(at).text):
         return False
-    above = (log.line(number).text for number in range(at - 1, max(-1, at - 5), -1))
-    frame = next((text for text in above if _FRAME.match(text)), "")
-    return bool(_AT_THE_OTHER_END.match(frame))
+    return bool(_AT_THE_OTHER_END.match(_frame_above(log, at)))
 
 
 def captured(rule: Rule, text: str) -> dict[str, str]:

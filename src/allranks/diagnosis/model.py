@@ -38,6 +38,8 @@ class Rule:
     certain: bool = True  # Whether the text has this one meaning; otherwise the verdict is ``likely``.
     despite: str = ""  # A pattern of lines that are none of this class, although a pattern matches.
     near: str = ""  # A pattern of which a line before, in the same report, must hold a match too.
+    inside: str = ""  # A pattern that the file of the frame above must match, which raised it.
+    vague: str = ""  # A pattern of lines that say less than those of other rules of its level.
     explains: tuple[str, ...] = ()  # Rules of lower levels whose matches only follow it.
 
     @cached_property
@@ -62,9 +64,11 @@ def _rule(
     certain: bool = True,
     despite: str = "",
     near: str = "",
+    inside: str = "",
+    vague: str = "",
     explains: tuple[str, ...] = (),
 ) -> Rule:
-    return Rule(id, cause, patterns, fix, retry, level, source, certain, despite, near, explains)
+    return Rule(id, cause, patterns, fix, retry, level, source, certain, despite, near, inside, vague, explains)
 
 
 #: Each makes a rule, of a failure after which a retry helps never, as it is, after a change, or on other nodes.

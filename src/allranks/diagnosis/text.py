@@ -45,7 +45,7 @@ _TELLING = (
     "overflow", "micro_batch", "across ranks", "went down", "credential", "request of", "evict", "low on",
     "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
     "installed", "returned -1", "nvrm", "fallen", "nvlink", "delet", "qos", "assoc", "peraccount", "peruser", "timeout",
-    "imagepull", "opal",
+    "imagepull", "opal", "unsupported", "marked dead", "unavailable", "crashloop", "vendor err",
 )  # fmt: skip
 
 

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from allranks.diagnosis.certainty import EXCEPTION, is_certain, is_of_one_report, is_of_the_shell, with_ends
+from allranks.diagnosis.collectives import mismatch
 from allranks.diagnosis.matching import matches
 from allranks.diagnosis.model import Diagnosis, Level, Match
+from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log
 
 #: Lines between a line that tells of a failure and the last one: more, and the script went on after it.
@@ -42,7 +44,26 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     found = [match for match in found if match.rule.id not in explained]
     if not found:
         return None
-    return _diagnosis(min(found, key=lambda match: _order(match, first)), found, first)
+    cause = min(found, key=lambda match: _order(match, first))
+    return _of_watchdogs(cause, found) or _diagnosis(cause, found, first)
+
+
+def _of_watchdogs(cause: Match, found: Sequence[Match]) -> Diagnosis | None:
+    """Return the verdict where nothing but timeouts was found, of collectives that differ."""
+    if cause.rule.id != "nccl-timeout" or not (differ := mismatch(found)):
+        return None
+    told, one, other = differ
+    rule = next(rule for rule in RULES if rule.id == "collective-mismatch")
+    evidence = (one.line, other.line)
+    return Diagnosis(
+        id=rule.id,
+        cause=sentence(rule.cause, {"told": told}),
+        sure="likely",
+        evidence=evidence,
+        followed=cause.rule.cause,
+        fix=rule.fix,
+        retry=rule.retry,
+    )
 
 
 def _is_later(log: Log, match: Match) -> bool:
@@ -74,12 +95,13 @@ def _is_of_python(match: Match) -> bool:
     return not match.is_note and (match.rule.level is Level.FOLLOWS or bool(EXCEPTION.match(match.line.text)))
 
 
-def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
-    """Order matches, that of the cause first: by level, then those of the rank that failed first, then by place."""
+def _order(match: Match, first: int | None) -> tuple[float, bool, bool, int]:
+    """Order matches, that of the cause first: by level, what says more, the rank that failed first, and place."""
     level: float = match.rule.level
     if match.is_note and level <= Level.GENERAL:
         level = max(level, Level.CAUSE) + _NOTE
-    return level, first is not None and match.line.rank not in (None, first), match.order
+    is_vague = bool(match.rule.vague and re.search(match.rule.vague, match.line.text))
+    return level, is_vague, first is not None and match.line.rank not in (None, first), match.order
 
 
 def _reported(log: Log) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -279,29 +279,6 @@ def quiet_for(attempt: Path) -> float | None:
     if quiet >= _SHOWN_AFTER or (quiet >= _LOOKED_UP_AFTER and newest(attempt)):
         return quiet
     return None
-
-
-class Notices:
-    """Reads the lines on hangs of an attempt, for a command that follows it."""
-
-    def __init__(self, attempt: Path) -> None:
-        self._attempt = attempt
-        self._shown: Hang | None = newest(attempt)
-        self._size = -1
-
-    def news(self) -> Sequence[str]:
-        """Return what has happened since the last call, a line each."""
-        try:
-            size = sum(path.stat().st_size for path in self._attempt.glob(f"node-*/{contract.AGENT_EVENTS}"))
-        except OSError:
-            return []
-        if size == self._size:
-            return []
-        first, self._size = self._size < 0, size
-        before, self._shown = self._shown, newest(self._attempt)
-        if self._shown and (first or self._shown != before):
-            return [self._shown.notice]
-        return [OVER] if before and not self._shown else []
 
 
 #: The line that is shown when a hang is over.

@@ -16,9 +16,8 @@ import pytest
 
 from agents_by_hand import free_port
 from allranks import contract
-from allranks.cli.live import Live
+from allranks.cli.live import Live, News
 from allranks.cli.render import Below
-from allranks.cli.run import _News
 from allranks.logs.merge import MergedLogs
 from allranks.runs.agents import Happened
 from allranks.runs.record import load
@@ -156,7 +155,7 @@ def test_a_long_wait_is_told_once_where_there_is_no_terminal(
 ) -> None:
     now, waiting = [100.0], Waiting()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    news = _News(waiting, load(failed_run), Live())  # type: ignore[arg-type]
+    news = News(waiting, load(failed_run), Live())  # type: ignore[arg-type]
 
     def told(seconds: float) -> str:
         now[0] += seconds

@@ -37,6 +37,8 @@ FINER = {
     "save-failed": "disk-full",
     "bus-error": "shared-memory-full",
     "checkpoint-world-size": "state-dict",
+    "ray-node-lost": "node-lost",
+    "package-versions": "script-exception",
     "store-connect": "store-timeout",
     "slurm-time": "slurm-limits",
     "slurm-partition": "slurm-configuration",

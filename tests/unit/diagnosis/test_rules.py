@@ -75,6 +75,7 @@ LINES = {
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
     "gpu-not-available": "AssertionError: CUDA is not available",
     "no-space": "OSError: [Errno 28] No space left on device",
+    "cuda-error": "RuntimeError: CUDA error: invalid argument",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",
 }
 

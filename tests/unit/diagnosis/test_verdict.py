@@ -49,6 +49,51 @@ def test_a_cause_is_found_above_what_many_ranks_say_of_it() -> None:
     assert (found.id, found.sure, found.rank, found.place) == ("script-exception", "certain", 17, "train.py:88")
 
 
+@pytest.mark.parametrize(
+    ("frame", "expected", "sure"),
+    [
+        ("/env/lib/python3.10/site-packages/transformers/trainer.py", "package-versions", "likely"),
+        ("/env/lib/python3.10/site-packages/torch/nn/modules/module.py", "script-exception", "likely"),
+        ("/home/user/train.py", "script-exception", "certain"),
+    ],
+)
+def test_a_package_that_calls_another_with_an_unknown_argument(frame: str, expected: str, sure: str) -> None:
+    error = "TypeError: Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'"
+    found = verdict(
+        TRACEBACK.format(file="train.py", line=9, error=f'  File "{frame}", line 4, in f\n    g()\n{error}')
+    )
+    assert (found.id, found.sure) == (expected, sure)
+
+
+def test_of_two_lines_that_only_follow_the_one_that_says_more_is_named() -> None:
+    general = "[rank5]:[E1 ProcessGroupNCCL.cpp:681] [Rank 5] Some NCCL operations have failed or timed out.\n"
+    remote = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    assert verdict(general).id == "nccl-timeout"
+    assert verdict(general + remote).id == "nccl-remote"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"), [("Connection reset by peer", "store-lost"), ("Unknown error -1", "abort")]
+)
+def test_a_c_plus_plus_exception_is_what_its_message_says(message: str, expected: str) -> None:
+    found = verdict(f"terminate called after throwing an instance of 'std::system_error'\n  what():  {message}\n")
+    assert (found.id, found.evidence[0].text) == (expected, f"  what():  {message}")
+
+
+def test_what_an_ended_process_has_left_is_no_cause() -> None:
+    left = "/usr/lib/python3.10/multiprocessing/resource_tracker.py:237: UserWarning: resource_tracker: '/x': "
+    ended = "ERROR:composer.cli.launcher:Rank 1 crashed with exit code 1.\n"
+    found = verdict(f"{ended}{left}[Errno 2] No such file or directory: '/x'\n")
+    assert (found.id, found.sure, len(found.evidence)) == ("launcher-report", "unknown", 1)
+
+
+def test_an_exception_that_hands_another_one_on_comes_after_it() -> None:
+    handed_on = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])\n"
+    assert verdict(handed_on).id == "library-exception"
+    found = verdict(handed_on + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'weights'"))
+    assert (found.id, found.place) == ("script-exception", "train.py:9")
+
+
 def test_what_torchrun_names_first_comes_first() -> None:
     texts = [f"[rank{rank}]: {line}" for rank in (0, 3) for line in TRACEBACK.format(
         file="train.py", line=rank + 1, error="ValueError: bad").splitlines()]  # fmt: skip

@@ -9,8 +9,8 @@ _OF_THE_HUB = (
     r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach"
     r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
     r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
-    r"|IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]"
-    r"|Could not resolve host: |Failed to connect to \S+ port 443"
+    r"|IncompleteRead\(|(?:HTTP Error )?\b50[0234] Server Error|HTTP Error 50[234]"
+    r"|Could not resolve host: |Could not connect to the endpoint URL|Failed to connect to \S+ port 443"
     r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
     r"|^(?:requests|urllib3|httpx|aiohttp)\.\S*(?:Connect|Timeout|Protocol|SSL)\w*"
 )
@@ -33,7 +33,7 @@ RULES = (
         r"conda: (?:command )?not found",
         r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment",
         r"Your shell has not been properly configured to use 'conda activate'|Run 'conda init' before",
-        r"CondaError|conda\S*: No such file|: activate: No such file",
+        r"CondaError|Error while loading conda plugins|conda\S*: No such file|: activate: No such file",
         fix="name it by its path in environment.conda; conda must be found on the nodes as well",
         despite=r"conda deactivate",
         source="conda activate --help",
@@ -49,7 +49,7 @@ RULES = (
     never(
         "command-not-found",
         "a command[, {command},] is not there",
-        r"(?:line \d+|sh: \d+|^(?:-?bash|sh|zsh)): (?P<command>[\w.+/-]+): (?:command )?not found$",
+        r"(?:line \d+|sh: \d+|^(?:/\S+/|-)?(?:ba|z|k)?sh): (?P<command>[\w.+/-]+): (?:command )?not found$",
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
@@ -69,6 +69,7 @@ RULES = (
         r"(?:pyxis|spank_pyxis)\S*: (?!import|creat|start|remov|skipp|running|printing)",
         r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:[Ee]rror|fatal|FATAL)",
         r"permission denied while trying to connect to the Docker daemon",
+        r"Cannot connect to the Docker daemon|starting container process caused",
         r"enroot-\w+: failed|create user namespace|Failed to pull image|(?:Err)?ImagePull(?:BackOff)?",
         r"SPANK plugin \"pyxis\" option",
         r"could not select device driver \"?\"? ?with capabilities|OCI runtime (?:create|exec) failed",
@@ -86,7 +87,7 @@ RULES = (
         r"InvalidCxxCompiler|cannot find -lcuda|Python\.h: No such file",
         r"CUDAMismatchError.*(?!.*version)|MissingCUDAException|nvcc was not found",
         r"command '\S*(?:cc|\+\+|clang)' failed: No such file",
-        r"fatal error: (?P<header>[\w./+-]+\.h(?:pp)?): No such file",
+        r"fatal error: '?(?P<header>[\w./+-]+\.h(?:pp|xx)?)'?(?:: No such file| file not found)",
         fix="install gcc or load a compiler and the CUDA toolkit (environment.modules), and set CC and CUDA_HOME",
         source="torch/utils/cpp_extension.py",
     ),
@@ -104,9 +105,10 @@ RULES = (
         "compile-failed",
         "torch.compile or an extension failed to compile",
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
-        r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
+        r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension|nvcc fatal",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
-        r"ninja: build stopped|torch_extensions/\S+\.so: cannot open shared object",
+        r"Error compiling objects for extension|ninja: build stopped|^FAILED: \S+\.o\b",
+        r"torch_extensions/\S+\.so: cannot open shared object",
         r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,
@@ -172,9 +174,11 @@ RULES = (
         r"(?:ImportError: .*|packages that were )not found in your environment: (?P<module5>[\w.-]+)",
         r"^You need to have (?P<module7>\w+) installed|ImportError: (?P<module8>\w+) is not available => install",
         r"ImportError: .*`?pip install (?P<module9>[\w.\[\]]+(?:-[\w.]+)*)(?![\w<>=~-])",
+        r"because of the following error \(look up .*No module named '(?P<module12>[^']+)'",
         r"DistributionNotFound: The '(?P<module10>[^']+)'",
         r"PackageNotFoundError: .*metadata was found for (?P<module11>\S+)",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
+        despite=r"requires `?[\w.\[\]-]+ ?[<>=~]=",  # It may be there in another version.
         fix="install it where the job runs, or use the environment that has it: environment.venv or .conda",
         source="docs.python.org: exceptions",
     ),
@@ -192,12 +196,25 @@ RULES = (
         certain=False,
         source="docs.python.org: exceptions",
     ),
+    never(
+        "package-versions",
+        "two packages' versions do not fit each other: {name} has no argument '{argument}'",
+        r"^TypeError: (?P<name>[\w.]+\(\)) got an unexpected keyword argument '(?P<argument>\w+)'",
+        inside=r"/(?:site|dist)-packages/(?!torch/)",  # torch calls the forward() of anybody.
+        fix="pip check; install the versions of the package that calls it and of the one that is called which were "
+        "released together, or those that the script was written for",
+        level=Level.GENERAL,
+        certain=False,
+        source="docs.python.org: exceptions",
+    ),
     after_a_change(
         "credentials",
         "a service refused the credentials, or was given none",
         r"(?:401|403) (?:Client Error|Forbidden|Unauthorized)|GatedRepoError|gated repo",
         r"Invalid (?:user token|credentials|API key)|api_key not configured|No API key configured",
-        r"NoCredentialsError|Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
+        r"NoCredentialsError|DefaultCredentialsError",
+        r"ClientError: An error occurred \((?:403|AccessDenied|ExpiredToken|Invalid\w+Id)",
+        r"Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
         r"AuthenticationError|UsageError: .*wandb login",
         r"Access to model \S+ is restricted|Token is required|PermissionError\(.*wandb",
         r"CommError.*(?:permission|denied|401|403)|API key must be \d+ characters",

@@ -8,6 +8,7 @@ from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_
 _OF_A_SAVED_FILE = (
     r"PytorchStreamReader failed|invalid header or archive is corrupted|storage has wrong (?:byte )?size"
     r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header"
+    r"|Unable to load weights from \w+ checkpoint file|file in archive is not in a subdirectory"
     r"|Invalid magic number; corrupt file|MetadataIncompleteBuffer|HeaderTooLarge"
 )
 #: Frames that load a checkpoint: pickle says the same of any bytes.
@@ -20,6 +21,7 @@ _OF_A_STATE = (
     r"|loaded state dict (?:contains a parameter group|has a different number)"
     r"|Unable to load \w+ from checkpoint(?! file)|Missing key in checkpoint state_dict"
     r"|KeyError: '(?:state_dict|model_state_dict|optimizer)'"
+    r"|KeyError: .*not found in (?:the )?(?:checkpoint|state_dict)"
 )
 
 RULES = (
@@ -67,6 +69,7 @@ RULES = (
         "save-failed",
         "a file could not be written: the disk is full or failed",
         r"RuntimeError: write\(\): fd \d+ failed with Input/output error|PytorchStreamWriter failed writing",
+        r"^RuntimeError: File \S+ cannot be opened",
         r"inline_container\.cc:\d+\] ?\.? unexpected pos \d+|^OSError: \d+ requested and \d+ written",
         fix="df -h of where it saves, and its quota; write elsewhere if the disk fails",
         certain=False,
@@ -76,7 +79,7 @@ RULES = (
         "input-output-error",
         "a file system failed (input/output error)",
         r"Input/output error|\[Errno 5\] |transport endpoint shutdown|Transport endpoint is not connected",
-        r"Remote I/O error",
+        r"Remote I/O error|\[Errno (?:70|108|112)\]",
         fix="the disk, its server or the network to it is at fault: another file system, or other nodes",
         source="errno(3)",
     ),
@@ -134,15 +137,16 @@ RULES = (
     ),
     after_a_change(
         "checkpoint-world-size",
-        "the checkpoint was saved with {saved} data-parallel ranks, and this job has {now}",
-        r"loaded used a DP world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
+        "the checkpoint was saved with {saved}[ {kind}] ranks, and this job has {now}",
+        r"Loading a checkpoint for MP=(?P<saved>\d+) but world size is (?P<now>\d+)",  # Llama's.
+        r"loaded used a (?P<kind>DP) world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
         fix="as many ranks as when it was saved, or convert it with DeepSpeed's ds_to_universal.py",
         source="deepspeed/runtime/engine.py",
     ),
     never(
         "pickling",
         "an object cannot be sent to another process",
-        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled",
+        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled|refusing to serialize non-leaf tensor",
         r"Can't get (?:local object|attribute .* on <module)|cannot serialize a ",
         fix="define functions and classes at the top of a module, with no lambda, open file or lock in the dataset",
         source="docs.python.org: pickle",
@@ -174,7 +178,10 @@ RULES = (
         r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
         r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"No valid checkpoint found|Error: (?:Can(?:'t|not)|Could(?:n't| not)) find .*(?:file|checkpoint|director)",
-        r"NotADirectoryError|does not appear to have a file named",
+        r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
+        r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
+        r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
+        r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",

@@ -35,9 +35,13 @@ RULES = (
     ),
     on_other_nodes(
         "node-lost",
-        "the scheduler lost a node of the job",
+        "the scheduler lost a node of the job, or did not reach it[: {host}]",
         r"DUE TO NODE FAILURE",
         rf"{_state('NODE_FAIL')}|^job preempted \(node failure\)|\b[Nn]odes? \S+ (?:is )?not responding",
+        r"TaintManagerEviction",  # Of Kubernetes.
+        r"Task launch for \S+ failed on node (?P<host>\S+): "
+        r"(?:Communication connection failure|Can't find an address|Transport endpoint|Unable to contact slurmd"
+        r"|No route to host|Connection refused)",
         r"PBS: job killed: node \d+ \((?P<host>\S+)\) requested job (?:die|terminate)",
         r"(?:srun|salloc|sbatch): error: Node failure on (?P<host>\S+)",
         fix="resume it: allranks resume RUN; if a node is lost again, start the job without it: --exclude NODE",
@@ -47,7 +51,7 @@ RULES = (
     on_other_nodes(
         "prolog-failed",
         "the cluster's prolog failed on a node",
-        r"[Pp]rolog(?: hung| failed| error| failure on| launch failure|.*exited with)",
+        r"[Pp]rolog(?: hung| failed| error| failure on| launch failure|.*exited with| for job \d+ failed)",
         r"launch failed requeued held",
         r"Job credential revoked|slurm_receive_msgs.*prolog",
         fix="leave the node out (--exclude NODE) and tell the administrator",
@@ -58,6 +62,7 @@ RULES = (
         "cancelled",
         "the job was cancelled",
         r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ (?:\*\*\*|DUE (?:to|TO) (?:SIGNAL|JOB CANCEL))",
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO JOB CANCEL",
         r"CANCELLED (?:AT \S+ )?by (?:uid |user )?\d+",
         _state("CANCELLED"),
         r"^KeyboardInterrupt$|srun: (?:interrupt|forcing job termination)",
@@ -230,7 +235,7 @@ RULES = (
         "MPI did not reach the process manager (PMI) of srun or mpirun: they were not built for each other",
         r"(?:PMI2?|PMIx?|pmix)_[Ii]nit failed|not built with SLURM's PMI|PMII_singinit: ",
         r"An error occurred in MPI_Init|Unable to write to PMI_fd|PMI_\w+ returned -1",
-        r"OPAL ERROR: .*pmi|slurmstepd: error: mpi/pmi|srun: error: mpi/pmi",
+        r"OPAL ERROR: (?:Unreachable|.*pmi)|slurmstepd: error: mpi/pmi|srun: error: mpi/pmi",
         fix="srun --mpi=list shows what Slurm has: name the one that MPI was built with, or start it by its own mpirun",
         level=Level.GENERAL,
         certain=False,
@@ -258,6 +263,9 @@ RULES = (
         r"srun: error: \S+: tasks? [\d,\-]+: (?:Exited with exit code \d+|Terminated|Killed|Aborted|Segmentation.*)",
         r"(?:mpirun|mpiexec|prterun) (?:noticed that process rank"
         r"|detected that one or more processes|has exited due to process)",
+        r"CrashLoopBackOff|Back-off restarting failed container",
+        r"failed to run torchrun |\b[Rr]ank \d+ crashed with exit code",
+        r"MPI communication peer process has unexpectedly disconnected|Horovod has been shut down",
         r"Primary job  ?terminated normally, but \d+ process",
         r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
         r"srun: (?:Job step aborted|Terminating)|srun: launch/slurm: .*task .* exited",

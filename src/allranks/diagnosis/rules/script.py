@@ -7,7 +7,7 @@ from allranks.diagnosis.model import Level, after_a_change, never, on_other_node
 #: What launchers say of their arguments.
 _OF_A_LAUNCHER = (
     r"^(?:torchrun|run\.py|launch\.py|accelerate.*|deepspeed|lightning): error: .*"
-    r"|^(?:srun|sbatch|salloc): (?:unrecognized option|invalid option|error: Unrecognized"
+    r"|\b(?:srun|sbatch|salloc): unrecognized option|^(?:srun|sbatch|salloc): (?:invalid option|error: Unrecognized"
     r"|error: Invalid (?:argument|numeric value)).*"
     r"|^(?:mpirun|mpiexec|prterun|horovodrun): [Ee]rror: (?:unknown|unrecognized) |an attempt to run as root"
     r"|No slot '.*' specified on host|Unsupported nproc_per_node value"
@@ -31,7 +31,7 @@ RULES = (
         r"|invalid choice|ambiguous option|too few).*",
         r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'|Key '.*' is not in struct",
         r"^Error: (?:No such option|Missing (?:option|argument)|Invalid value for)|ArgumentError",
-        r"Some specified arguments are not used by",
+        r"Some (?:specified arguments|keys) are not used by|FATAL Flags parsing error: .*",
         fix="the script's --help lists them; they follow --, or are args in the job file",
         source="docs.python.org: argparse, exit code 2",
     ),
@@ -80,12 +80,14 @@ RULES = (
     after_a_change(
         "abort",
         "a process aborted in native code (SIGABRT)",
-        r"tasks? [\d,\-]+: Aborted",
+        r"tasks? [\d,\-]+: Aborted|killed by signal: Aborted",
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
-        r"corrupted (?:size|double-linked)|malloc\(\): |\*\*\* stack smashing|exits with return code = -6",
+        r"corrupted (?:size|double-linked)|malloc\(\): |munmap_chunk\(\): |malloc\.c:\d+: ",
+        r"\*\*\* stack smashing|exits with return code = -6",
         fix="the lines before it say why; python -X faulthandler shows where",
         level=Level.UNCLEAR,
+        despite=r"what\(\): +(?:Broken pipe|Connection reset by peer)$",  # Another rank ended.
         certain=False,
         source="signal(7)",
     ),
@@ -123,6 +125,7 @@ RULES = (
         fix="see the traceback: its last frame in your own code is where to look",
         level=Level.GENERAL,
         certain=False,
+        vague=r"CheckpointException ranks|RayTaskError\(|TrainingFailedError",  # They hand another one on.
         source="docs.python.org: exceptions",
     ),
 )
