@@ -145,7 +145,7 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         elif kind.name.startswith(("integer", "float")):
             why = f"it must be {_number(kind)}" if is_ else None
             default = failure.param.default
-            usual = default if isinstance(default, int | float) and default > 0 else _EXAMPLE
+            usual = default if isinstance(default, int | float) and default > 0 else getattr(kind, "min", 0) or _EXAMPLE
             fix = _with_value(failure.param, f"{usual:g}", failure.ctx)
         elif failure.param.name == "folder" and name == "FOLDER":
             fix = "name a directory; allranks init without one writes here, for a train.py that is here too"
@@ -284,6 +284,15 @@ def _without_option(name: str, context: click.Context) -> str | None:
     return shlex.join([*context.command_path.split(), value, *own, *(["--", *args] if args else [])])
 
 
+def _only_in_a_file(name: str) -> str | None:
+    """Return the path of the one key of the job file that an option is named after, and no option gives; else None."""
+    from allranks.job.spec import Job  # Only this mistake needs it.
+
+    key = name.lstrip("-").replace("-", "_")
+    paths = [f"{above}.{key}" for above, section in Job.sections().items() if key in section.model_fields]
+    return paths[0] if len(paths) == 1 and all(option.path != paths[0] for option in OPTIONS) else None
+
+
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     if context.info_name == "resume" and name in (flag for option in OPTIONS for flag in option.flags):
         return _AS_STARTED
@@ -295,6 +304,9 @@ def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
         meant = f"name the run without an option: {context.command_path} RUN"
     if not meant and takes_a_job and (line := _without_option(name, context)):
         return f"name it without an option: {line}"
+    if not meant and takes_a_job and (path := _only_in_a_file(spelled)):
+        section, _, key = path.rpartition(".")
+        meant = f"the job file alone gives it: write {key} under {section}"
     if not meant and (near := closest(name, [word for word in known if word.startswith("--")])):
         meant = f"did you mean {near}?"
     if not takes_a_job or meant.startswith(_NOT_NEEDED):

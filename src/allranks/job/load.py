@@ -20,6 +20,7 @@ from allranks.job.options import TARGETS
 from allranks.job.problems import Problem, did_you_mean, error_of, listed, quoted, shown_path
 from allranks.job.sources import CHECKS_FOLDER, DEFAULT, WEBHOOK, GivenValue, Layer, ValueSource, texts_of, variables_of
 from allranks.job.spec import Cluster, Job, Section
+from allranks.job.values import at_commas
 from allranks.job.variables import fill_secrets, scrub, secret_problems, secret_values, variable_problems
 from allranks.job.yaml import Number, YamlMapping, kind_of
 from allranks.system import schedulers
@@ -242,6 +243,7 @@ def _translated(item: dict[str, Any], layer: Layer, secrets: tuple[str, ...], mo
     path, setting, rest = _located(item["loc"], layer)
     value = setting.value
     for key in rest:
+        value = [*at_commas(value)] if item["type"] == "literal_error" else value  # As it was split.
         value = value[key] if isinstance(value, list | tuple) and isinstance(key, int) else value
     why, fix = _rule(item, value, secrets)
     fix = fix or _suggested(item, why, path, setting.source, value, model)
@@ -273,7 +275,8 @@ def _rule(item: dict[str, Any], value: object, secrets: tuple[str, ...]) -> tupl
             text = text.replace(repr(value), "this").replace(repr(value.strip()), "this")
     else:
         rules = (rule for kind, rule in _RULES.items() if item["type"].startswith(kind))
-        text = next(rules, "it is of the wrong kind").format(**context)
+        limits = {name: f"{limit:g}" for name, limit in context.items() if isinstance(limit, int | float)}
+        text = next(rules, "it is of the wrong kind").format(**limits)
     if item["loc"] == ("args",) and isinstance(value, dict):
         words = (f"{name if str(name).startswith('-') else f'--{name}'} {each}" for name, each in value.items())
         return text, f"write args: {' '.join(words)}"
@@ -293,7 +296,7 @@ def _suggested(
     if rule == _RULES["string_type"]:
         return suggestions.for_text(path, source, value, in_list=len(item["loc"]) > len(path.split(".")))
     if rule == _RULES["tuple"]:
-        return suggestions.write(path, source, "[ONE, TWO]")
+        return suggestions.for_list(model, path, source)
     if rule == _RULES["bool"]:
         return suggestions.for_truth(model, path, source)
     if path == "resources.gpus_per_node" and (typed := re.fullmatch(r"(?:gpu:)?(\w+):(\d+)", str(value))):

@@ -14,6 +14,7 @@ from allranks.job.values import (
     Command,
     Count,
     Duration,
+    Ends,
     Events,
     HangTimeout,
     Hosts,
@@ -203,7 +204,7 @@ class Retry(Section):
 
     requeue: bool = True
     """Requeue the job when its ranks saved and exited, at its time limit or for a preemption, and when a node fails."""
-    on: tuple[Literal["node", "preemption", "hardware"], ...] = ("node", "preemption")
+    on: Ends = ("node", "preemption")
     """After which ends another attempt follows. node: a node was lost; preemption: the ranks saved and exited, at the
     time limit or for a preemption; hardware: a rank failed because of its node, such as a GPU that is lost, and Slurm
     leaves that node out. A failure of the script is never retried."""

@@ -33,6 +33,11 @@ def for_choice(model: type[Section], path: str, source: ValueSource, choices: Se
     return f"leave it out, or {write(path, source, default if default in choices else choices[0])}"
 
 
+def for_list(model: type[Section], path: str, source: ValueSource) -> str:
+    """Return what to write where a list is needed: its default, or how one looks."""
+    return write(path, source, f"[{', '.join(_default(model, path) or ('ONE', 'TWO'))}]")
+
+
 def for_number(model: type[Section], path: str, source: ValueSource) -> str:
     """Return what to write where a number is needed: its default, or one that is usual."""
     default = _default(model, path)
@@ -57,15 +62,17 @@ def for_name(path: str, source: ValueSource, value: object) -> str:
     return write(path, source, near) if near else "leave it out: the job then has the name of its script"
 
 
-def for_text(path: str, source: ValueSource, value: object, *, in_list: bool) -> str:
+def for_text(path: str, source: ValueSource, value: Any, *, in_list: bool) -> str:
     """Return what to write where one text is needed."""
     if value is None:
         return 'remove it, or put it in quotes: "null"'
     if isinstance(value, bool):
         return f'put it in quotes: "{str(value).lower()}"'
-    words = [str(word) for word in value] if isinstance(value, list | tuple) else []
-    if not words or in_list or is_secret(path):
+    words = [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
+    if not words or len(words) < len(value) or in_list or is_secret(path):
         return "write one text, without brackets and braces"
+    if path == "resources.nodes":
+        return f"write hosts: [{', '.join(words)}] for these machines, over SSH"
     first = write(path, source, words[0])
     return f"{first} and args: {shlex.join(words[1:])}" if path == "script" and words[1:] else first
 

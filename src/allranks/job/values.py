@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -50,6 +50,12 @@ def _words(line: str) -> list[str]:
 def _hosts(text: str) -> list[str]:
     """Split at commas, but not inside brackets."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
+
+
+def at_commas(value: str | Iterable[Any]) -> Iterator[Any]:
+    """Yield the words of a text, or of each text of a list, as a flag that may be repeated gives it."""
+    for part in [value] if isinstance(value, str) else value:
+        yield from part.replace(",", " ").split() if isinstance(part, str) else [part]
 
 
 def _ranks(value: Any) -> int | str:
@@ -155,11 +161,15 @@ Lines = Annotated[
     _list_or_text("one entry a line"),
 ]
 Hosts = Annotated[tuple[str, ...], _split_by(_hosts), _list_or_text("separated by commas")]
-_SPLIT_BY_COMMAS = _split_by(lambda text: text.replace(",", " ").split())
+_SPLIT_BY_COMMAS = BeforeValidator(
+    lambda value: [*at_commas(value)] if isinstance(value, str | list | tuple) else value
+)
 _BY_COMMAS = "separated by commas or spaces"
 Names = Annotated[tuple[str, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS)]
 _Event = Literal["start", "failure", "requeue", "end"]
 Events = Annotated[tuple[_Event, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS, {"enum": [*get_args(_Event)]})]
+_End = Literal["node", "preemption", "hardware"]
+Ends = Annotated[tuple[_End, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS, {"enum": [*get_args(_End)]})]
 Variables = Annotated[
     dict[str, str],
     WithJsonSchema(
