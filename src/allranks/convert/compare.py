@@ -12,8 +12,8 @@ from typing import Any
 from allranks.contract import DECIDED
 from allranks.convert.draft import Draft, short
 from allranks.convert.launchers import RANK_VARIABLES
-from allranks.convert.recorder import LAUNCHERS, VIA, WITHIN, find
-from allranks.convert.recorder import PATH as LOGIN_PATH
+from allranks.convert.recorder.common import LAUNCHERS, VIA, WITHIN, find
+from allranks.convert.recorder.common import PATH as LOGIN_PATH
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 

@@ -12,6 +12,8 @@ from typing import Final
 from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
+from allranks.convert.recorder.torch_launchers import config_in
+from allranks.convert.recorder.wrappers import CONDAS, CONTAINERS, RUNNERS
 from allranks.lint.directives import number
 from allranks.lint.launches import Launch
 from allranks.lint.model import MPI, Assignment, Command, Part, Script, Word
@@ -36,8 +38,6 @@ _OF_LAUNCHERS = {
 }
 #: Codes of counts that cannot be meant: there is one rank for each GPU then.
 _WRONG_COUNTS = {"AR102", "AR106", "AR107", "AR108", "AR114", "AR117", "AR815"}
-_CONTAINERS = {"singularity", "apptainer", "docker", "podman", "shifter", "sarus", "enroot"}
-_ENVIRONMENTS = {"poetry", "uv", "pipenv", "pixi"}
 _NEEDLESS = {"time", "nohup", "exec", "command", "setsid", "stdbuf", "unbuffer", "env", "eval"}
 #: Options of launchers that allranks has no use for: it finds addresses and ports, and numbers nodes.
 _RENDEZVOUS = re.compile(
@@ -84,8 +84,7 @@ def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
     """Return the top level of the file of ``accelerate launch --config_file``, as text; empty if it is not here."""
     given = launch.call.get("--config-file") if launch.name == "accelerate" else None
     found = file_beside(draft.path, given.value, from_here=True) if given else None
-    text = found[1].decode("utf-8", "replace") if found else ""
-    return {key: value.strip("\"' \r") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
+    return config_in(found[1].decode("utf-8", "replace")) if found else {}
 
 
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
@@ -112,16 +111,16 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
     chain = (*launch.command.context.via, launch.command)
     for outer, inner in itertools.pairwise(chain):
         words, name = outer.words[: len(outer.words) - len(inner.words)], outer.name
-        if name in _CONTAINERS:
+        if name in CONTAINERS:
             draft.put("environment.container", [home(word.shown) for word in words], outer.at, shown(words))
             if any(word.value is None and path_of(word) is None for word in words):
                 draft.not_taken(outer.at, f"{shown(words)}: environment.container expands no variables")
-        elif name in ("conda", "mamba", "micromamba"):
+        elif name in CONDAS:
             values = [word.value or "" for word in words]
             at = next((i + 1 for i, value in enumerate(values) if value in ("-n", "-p", "--name", "--prefix")), None)
             if at is not None and at < len(values) and values[at]:
                 draft.put("environment.conda", values[at], outer.at, shown(words))
-        elif name in _ENVIRONMENTS:
+        elif name in RUNNERS:
             draft.put("environment.python", [*(word.shown for word in words), "python"], outer.at, shown(words))
         elif name == "srun":
             _take_srun(draft, launch)

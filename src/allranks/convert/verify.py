@@ -16,8 +16,9 @@ from pathlib import Path, PurePath
 
 from allranks.convert.compare import OF_SCHEDULERS, Record, Verification, compare
 from allranks.convert.draft import Draft, path_of
-from allranks.convert.recorder import FIRST, HOST, PARTS, PYTHON
-from allranks.convert.recorder import PATH as LOGIN_PATH
+from allranks.convert.recorder.common import FIRST, HOST, part_of
+from allranks.convert.recorder.common import PATH as LOGIN_PATH
+from allranks.convert.recorder.main import COMMANDS
 from allranks.convert.sandbox import run
 from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
@@ -134,7 +135,7 @@ class _Side:
                 environ={**self.base, **(more or {})},
                 files={**self.files, **files},
                 stubs=self.stubs,
-                commands=sorted({*PARTS, "python", "python3", "sleep", *filter(_is_name, names)}),
+                commands=sorted({*COMMANDS, "python3", *filter(_is_name, names)}),
                 facts=facts,
             )
             missing = [path for path in self._missing(found["stderr"]) if path not in self.stubs]
@@ -162,9 +163,7 @@ class _Side:
         workdirs = {self.cwd, self.cwd / Path(self.draft.get("workdir") or ".").expanduser()}
         for path in _MISSING.findall(stderr):
             name = PurePath(path).name
-            is_program = (
-                name in PARTS or PYTHON.fullmatch(name) or name == "activate" or name.endswith((".sh", ".bash"))
-            )
+            is_program = part_of(name) or name == "activate" or name.endswith((".sh", ".bash"))
             if "/" in path and (is_program or os.access(path, os.X_OK)):
                 yield from (os.path.normpath(each / path) for each in workdirs)
 

@@ -17,7 +17,7 @@ import pytest
 
 from allranks.cli import convert
 from allranks.convert import sandbox, write
-from allranks.convert.recorder import PARTS, mpirun
+from allranks.convert.recorder.main import COMMANDS, mpirun
 from allranks.errors import LaunchError, UsageError
 from allranks.lint.model import MPI
 
@@ -450,4 +450,4 @@ def test_json_is_of_what_verify_finds(folder: Path) -> None:
 
 def test_the_sandbox_plays_each_launcher_of_mpi() -> None:
     """It imports nothing of allranks, so that it has the names itself."""
-    assert {name for name, part in PARTS.items() if part is mpirun} == MPI
+    assert {name for name, part in COMMANDS.items() if part is mpirun} == MPI
