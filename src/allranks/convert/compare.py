@@ -238,7 +238,8 @@ class _Comparison:
                 "if it starts ranks by itself",
                 "this machine",
             )
-            self.differ("ranks", _of_ranks(one), _of_ranks(other), why or self.note(("not taken over",), *lost))
+            why = why or self.note(("not taken over",), *lost, "the loop over")
+            self.differ("ranks", _of_ranks(one), _of_ranks(other), why)
         meeting = [
             {f"{each['env'].get('MASTER_ADDR')}:{each['env'].get('MASTER_PORT')}" for each in side}
             for side in (old, new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class Draft:
     view: View  # The script as lint reads it.
     path: str  # The script's path as it is shown.
     kind: str  # The kind of cluster that it is for.
+    arguments: Sequence[str] = ()  # What the script is run with.
     #: By path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
     values: dict[str, Given] = field(default_factory=dict)
     setup: dict[str, list[Given]] = field(default_factory=dict)

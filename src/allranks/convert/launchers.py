@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from allranks.contract import is_secret
+from allranks.convert.array_tasks import lines_of_task
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
 from allranks.convert.recorder.torch_launchers import config_in
@@ -270,10 +271,19 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
     if not words:
         return
+    interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
+    program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
+    is_plain = command.context.level == 0 and not command.context.function
+    lines = (
+        lines_of_task(draft, words, frozenset(RANK_VARIABLES)) if is_plain and draft.get("scheduler.array") else None
+    )
+    if lines is not None and any(word.value is None for word in words):
+        typed = " ".join(draft.source(word.at, word.end) for word in words)
+        draft.put("binary", "bash", words[0].at, "it computes what the task of the array is given")
+        draft.put("args", ["-c", "\n".join([*lines, f"exec {program}{typed}"])], words[0].at, "")
+        return
     args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
     if any(each.is_read for each in args):
-        interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
-        program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
         return
@@ -366,7 +376,19 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
     return True
 
 
+def known_commands(draft: Draft, given: Assignment) -> str:
+    """Write an assignment with what its commands print; empty if that is not known of them all."""
+    parts = given.parts or ()
+    commands = [part.value for part in parts if part.kind == "command"]
+    if not commands or None in commands:
+        return ""
+    written = (
+        shlex.quote(p.value) if p.value is not None else f'"{_with_default(draft, p)}"' for p in parts if p.shown
+    )
+    return f"{given.name}={''.join(written)}"
+
+
 def _shell(draft: Draft, given: Assignment) -> str:
     data = draft.view.script.text.data
     found = re.compile(rb"\S*\"[^\"]*\"|\S+").match(data, given.at)
-    return found[0].decode("utf-8", "replace") if found else given.name
+    return known_commands(draft, given) or (found[0].decode("utf-8", "replace") if found else given.name)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from allranks.convert.compare import OF_SCHEDULERS, Record, Verification, compare
+from allranks.convert.csh import as_bash
 from allranks.convert.draft import Draft, path_of
 from allranks.convert.recorder.common import FIRST, HOST, part_of
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
@@ -35,9 +36,8 @@ ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) mo
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
-setenv() { export "$1=${2-}"; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
-readonly -f module ml conda mamba micromamba setenv command_not_found_handle
+readonly -f module ml conda mamba micromamba command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
@@ -59,8 +59,10 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
     is_batch = draft.kind in ("slurm", "pbs", "grid_engine")
     old = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, nodes + 1)] if is_batch else machines)
     new = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, plan.nnodes + 1)] if is_batch else machines)
-    text = data.decode("utf-8", "surrogateescape")
-    before, said = old.script(text)
+    script = as_bash(draft.path, data)
+    if script != data:
+        old.files[str(cwd / draft.path)] = script.decode("utf-8", "surrogateescape")
+    before, said = old.script(script.decode("utf-8", "surrogateescape"))
     files = {f"{plan.run_dir}/{each.path}": each.text for each in plan.files}
     if draft.kind in ("ssh", "pdsh", "local"):
         lines = [shlex.join(each.command) for each in (*plan.before, *plan.commands)]
@@ -107,14 +109,18 @@ class _Side:
         script, cwd = self.draft.view.script, self.cwd
         if not self.is_batch:
             rank, number = self.draft.node_rank, "0"
-            words = [number] * int(rank) if rank.isdecimal() else []
-            return self.run(["bash", self.draft.path, *words], {}, {rank: number} if rank and not words else {})
+            words = list(self.draft.arguments)
+            if rank.isdecimal() and int(rank) > len(words):
+                words += [number] * (int(rank) - len(words))
+            return self.run(
+                ["bash", self.draft.path, *words], {}, {rank: number} if rank and not rank.isdecimal() else {}
+            )
         path = {"slurm": "/var/spool/slurmd/job1/slurm_script", "pbs": "/var/spool/pbs/1.SC"}.get(self.draft.kind)
         path = path or "/var/spool/sge/1"
         home = not script.options("-cwd", "-wd") if self.draft.kind == "grid_engine" else self.draft.kind == "pbs"
         given = script.option("chdir") or script.option("-d") or script.option("-wd")
         start = Path(cwd, Path(given).expanduser()) if given else Path(self.base["HOME"]) if home else cwd
-        return self.run(["bash", path], {path: text}, start=start)
+        return self.run(["bash", path, *self.draft.arguments], {path: text}, start=start)
 
     def run(
         self,

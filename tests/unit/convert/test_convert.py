@@ -373,3 +373,31 @@ def test_a_job_is_requeued_where_the_ranks_say_so(folder: Path, capfd: pytest.Ca
     assert (
         f"\nchanged (it was a fault, or has another form here):\n  train.sbatch:2: {said}\n" in capfd.readouterr().err
     )
+
+
+def test_directives_that_the_scheduler_ignores_are_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        '#!/bin/bash\nif [ -n "$BIG" ]; then\n#SBATCH --array=0-7\n  N=2\nelse\n  N=1\n#SBATCH --array=0-3\nfi\n'
+        "cat <<EOF\n#SBATCH --array=0-9\nEOF\n#SBATCH --gpus-per-node=2\nsrun torchrun --standalone train.py\n"
+    )
+    job, said = job_of(folder, capfd, script)
+    what = "after the first command, where the scheduler ignores it: write what is meant into this file"
+    assert [line.strip() for line in said.splitlines() if "the scheduler ignores it" in line] == [
+        f"start.sh:3: #SBATCH --array=0-7: under a condition, {what}",
+        f"start.sh:7: #SBATCH --array=0-3: under a condition, {what}",
+        f"start.sh:12: --gpus-per-node=2: {what} (AR401)",
+    ]
+    assert "cluster: slurm" in job
+    assert "array" not in job.partition("# Not taken over")[0]
+
+
+def test_what_may_differ_from_rank_to_rank_is_not_computed_by_each(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = (
+        "#!/bin/bash\n#SBATCH --array=0-3 --nodes=1 --time=1:00:00\nNAME=$SLURM_ARRAY_TASK_ID-$(date)\n"
+        "srun torchrun --standalone train.py --name $NAME\n"
+    )
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh") == 1
+    assert "  start.sh:4: $(date): its value is not in the script; write it into args\n" in capfd.readouterr().err
