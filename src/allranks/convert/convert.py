@@ -62,6 +62,11 @@ def drafts_of(path: str, data: bytes, arguments: Sequence[str] = ()) -> list[Dra
         if runs and not names:
             why, names = f"it runs {', '.join(runs)}, and that starts none or is not here", runs
         fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
+        unknown = (each for each in views[0].script.commands if each.words and each.words[0].value is None)
+        if not names and (first := next(unknown, None)):
+            place, name = views[0].place(first.at).line, first.words[0].shown
+            why = f"{path}:{place}: {name} is set under a condition, or not in the script, and may be a launcher"
+            fix = f"write the launcher in the place of {name}"
         raise UsageError(f"{path} starts no training", why=why, fix=fix)
     for draft in found if data != script else ():
         draft.changed(0, "this is csh: it is read, and with --verify run, as the bash that does the same")
@@ -75,8 +80,7 @@ def _read(path: str, data: bytes, arguments: Sequence[str]) -> tuple[list[View],
     run = Run()
     for _ in range(_NESTED):
         views = [view for view in read_scripts(path, data, run) if view.script.path == path]
-        if arguments:
-            give_arguments(views[0].script, arguments)
+        give_arguments(views[0].script, arguments)
         found = {calls[0].name: arguments_of(calls[0].args) for view in views for calls in _calls(view)}
         if found == run.arguments:
             break

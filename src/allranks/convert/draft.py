@@ -17,6 +17,7 @@ KINDS: dict[Kind, str] = {
     "changed": "it was a fault, or has another form here",
     "not taken over": "this needs your hand",
 }
+MOVED = "in a job $0 is the scheduler's copy of the script, in a directory of its own: write the one that is meant"
 _POSITIONAL = re.compile(r"[0-9@*#]+")
 
 
@@ -107,6 +108,12 @@ class Draft:
     def source(self, start: int, end: int) -> str:
         """Return a part of the script as it stands there."""
         return self.view.script.text.data[start:end].decode("utf-8", "replace")
+
+    def is_moved(self, at: int, text: str) -> bool:
+        """Return whether a text of a batch script asks for the script's place, which is another one in a job."""
+        is_own = self.view.script.text.file_of(at) is self.view.script.text.files[0]
+        is_batch = self.kind in ("slurm", "pbs", "grid_engine")
+        return is_batch and is_own and bool(re.search(r"\$\{?(0\b|BASH_SOURCE)", text))
 
     def is_set_here(self, name: str) -> bool:
         """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""

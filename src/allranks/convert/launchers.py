@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from allranks.contract import is_secret
-from allranks.convert.array_tasks import lines_of_task
-from allranks.convert.draft import Draft, home, path_of, short, shown
+from allranks.convert.computed import lines_of_values
+from allranks.convert.draft import MOVED, Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
 from allranks.convert.recorder.torch_launchers import config_in
 from allranks.convert.recorder.wrappers import CONDAS, CONTAINERS, RUNNERS
@@ -273,13 +273,14 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         return
     interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
     program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
-    is_plain = command.context.level == 0 and not command.context.function
-    lines = (
-        lines_of_task(draft, words, frozenset(RANK_VARIABLES)) if is_plain and draft.get("scheduler.array") else None
-    )
-    if lines is not None and any(word.value is None for word in words):
-        typed = " ".join(draft.source(word.at, word.end) for word in words)
-        draft.put("binary", "bash", words[0].at, "it computes what the task of the array is given")
+    context = command.context
+    is_plain = not (context.level or context.function or context.loops or draft.is_remote)
+    lines = None
+    if is_plain and any(_is_computed(draft, part) for word in words for part in word.parts):
+        lines = lines_of_values(draft, words, frozenset(RANK_VARIABLES))
+    if lines is not None:
+        typed = " ".join(draft.source(*span) for span in dict.fromkeys((word.at, word.end) for word in words))
+        draft.put("binary", "bash", words[0].at, "it computes values of its arguments")
         draft.put("args", ["-c", "\n".join([*lines, f"exec {program}{typed}"])], words[0].at, "")
         return
     args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
@@ -292,6 +293,13 @@ def _take_program(draft: Draft, launch: Launch) -> None:
     draft.put(kind, home(args[0].text), words[0].at, "")
     if args[1:]:
         draft.put("args", [each.text for each in args[1:]], words[1].at, "")
+
+
+def _is_computed(draft: Draft, part: Part) -> bool:
+    """Return whether a part of a word has a value that the script computes, and that is not known here."""
+    if part.value is not None or part.text in ("@", "*"):
+        return False
+    return part.kind != "variable" or (part.text not in RANK_VARIABLES and draft.is_set_here(part.text))
 
 
 def _is_rest(draft: Draft, word: Word, function: str) -> bool:
@@ -370,17 +378,21 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
     if word.value is not None and given.items is None and given.parts is not None:
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)
         return False
+    if given.is_prefix and draft.is_moved(given.at, line := _shell(draft, given)):
+        draft.not_taken(given.at, f"{line}: {MOVED}")
+        return False
     if given.is_prefix:
-        draft.add_line("node_setup" if draft.is_remote else where, f"export {_shell(draft, given)}", given.at)
+        draft.add_line("node_setup" if draft.is_remote else where, f"export {line}", given.at)
         return False
     return True
 
 
 def known_commands(draft: Draft, given: Assignment) -> str:
-    """Write an assignment with what its commands print; empty if that is not known of them all."""
-    parts = given.parts or ()
+    """Write an assignment with what its commands print, and the arguments of the script; empty if it has none."""
+    parts, end = given.parts or (), given.at + len(given.name) + 12
     commands = [part.value for part in parts if part.kind == "command"]
-    if not commands or None in commands:
+    reads = draft.arguments and re.search(r"\$\{?\d", draft.source(given.at, end))
+    if not (commands or reads) or None in commands:
         return ""
     written = (
         shlex.quote(p.value) if p.value is not None else f'"{_with_default(draft, p)}"' for p in parts if p.shown
@@ -390,5 +402,5 @@ def known_commands(draft: Draft, given: Assignment) -> str:
 
 def _shell(draft: Draft, given: Assignment) -> str:
     data = draft.view.script.text.data
-    found = re.compile(rb"\S*\"[^\"]*\"|\S+").match(data, given.at)
+    found = re.compile(rb"(?:\"[^\"]*\"|'[^']*'|`[^`]*`|\$\([^()]*\)|[^\s\"'`])+").match(data, given.at)
     return known_commands(draft, given) or (found[0].decode("utf-8", "replace") if found else given.name)

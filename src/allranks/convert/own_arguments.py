@@ -15,7 +15,7 @@ _ALL = re.compile(rb"\"?\$(?:[@*]|\{[@*](?::(\d+))?\})\"?")
 
 def give_arguments(script: Script, arguments: Sequence[str]) -> None:
     """Put values in the place of ``$1``, ``$@`` and so on, unless the script moves them under a condition."""
-    if (shifts := _shifts(script)) is not None:
+    if arguments and (shifts := _shifts(script)) is not None:
         given = _Given(script, arguments, shifts)
         script.commands = [given.command(each) for each in script.commands]
         script.assignments = [given.assignment(each) for each in script.assignments]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from allranks.convert.draft import Draft, home, path_of, short
+from allranks.convert.draft import MOVED, Draft, home, path_of, short
 from allranks.convert.launchers import RANK_VARIABLES, functions_of, known_commands, take_variable
 from allranks.lint.launches import Launch
 from allranks.lint.model import REMOTE, Assignment, Command
@@ -287,11 +287,20 @@ class Statements:
         """Keep a statement, after those that set its variables or define its functions."""
         names, needed = self._names_in(start, end), [(start, end)]
         for first, last in reversed(self.taken):
-            name = re.match(r"(?:function\s+)?([\w-]+)(?:\+?=|\s*(?:\(\s*\))?\s*\{)", self.draft.source(first, last))
-            if name and name[1] in names:
+            sets = {each.name for each in self.script.assignments if first <= each.at < last and not each.is_prefix}
+            name = re.match(r"(?:function\s+)?([\w-]+)\s*(?:\(\s*\))?\s*\{", self.draft.source(first, last))
+            if ({name[1]} if name else sets) & names:
                 names |= self._names_in(first, last)
                 needed.append((first, last))
-        for read in sorted({each for first, last in needed for each in self._arguments_in(first, last)}):
+        if any(self.draft.is_moved(first, self.draft.source(first, last)) for first, last in needed):
+            self.draft.not_taken(start, f"{short(self.draft.source(start, end), 60)}: {MOVED}")
+            return
+        arguments = sorted({each for first, last in needed for each in self._arguments_in(first, last)})
+        if arguments and any(map(self._acts, self._inside(start, end))):
+            what = f"it reads {', '.join(f'${each}' for each in arguments)} of the script: give the value behind --"
+            self.draft.not_taken(start, f"{short(self.draft.source(start, end), 60)}: {what}")
+            return
+        for read in arguments:
             what = f"a line of environment.{where} reads it, an argument of the script: write its value there"
             self.draft.not_taken(start, f"${read}: {what}")
         for first, last in reversed(needed):
@@ -302,7 +311,8 @@ class Statements:
         if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", self.draft.source(start, end)):
             return set()
         used = {each.name for each in self.script.uses if start <= each.at < end and not each.has_default}
-        return {name for name in used if re.fullmatch(r"[1-9]\d*|[@*]", name)}
+        given = {str(number + 1) for number in range(len(self.draft.arguments))}
+        return {name for name in used - given if re.fullmatch(r"[1-9]\d*|[@*]", name)}
 
     def _values_of(self, start: int, end: int) -> str:
         """Return an assignment that prints the script's directory with what that is: a set-up line has none."""

@@ -29,13 +29,14 @@ from allranks.plan.plan import Plan
 _SHELL = """\
 module() {
   case $1 in load | add) shift; for each; do
-    case $LOADEDMODULES: in *:$each:*) ;; *) export LOADEDMODULES+=:$each;; esac
+    case ${LOADEDMODULES-}: in *:$each:*) ;; *) export LOADEDMODULES+=:$each;; esac
   done;; purge) LOADEDMODULES=;; esac
 }
 ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) module load "$@" ;; esac; }
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
+date() { command date -d @1700000000 "$@"; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
 readonly -f module ml conda mamba micromamba command_not_found_handle
 """
@@ -100,7 +101,7 @@ class _Side:
             "HOME": environ.get("HOME") or "/",
             "USER": environ.get("USER", "user"),
         }
-        self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.view.script.read)
+        self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.get("cluster"))
         if self.is_batch:
             self.base |= {"slurm": self._slurm, "pbs": self._pbs, "grid_engine": self._grid_engine}[draft.kind]()
 

@@ -150,6 +150,12 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "an item for each task of an array": f"{ONE}#SBATCH --array=0-2\nLRS=(0.1 0.2 0.3)\nLR=${{LRS[$SLURM_ARRAY_TASK_ID]}}\nsrun torchrun --standalone --nproc-per-node=4 train.py --lr $LR\n",
     "a case for each task of an array": f"{ONE}#SBATCH --array=0-2\ncase $SLURM_ARRAY_TASK_ID in\n  0) ARGS=(--a 'b c');;\n  *) ARGS=(--b);;\nesac\ntorchrun --standalone --nproc-per-node=4 train.py \"${{ARGS[@]}}\"\n",
     "a condition on the task of an array": f"{ONE}#SBATCH --array=0-2\nif [ $SLURM_ARRAY_TASK_ID -eq 0 ]; then\n  LR=0.1\nelse\n  LR=0.2\nfi\nsrun torchrun --standalone --nproc-per-node=4 train.py --lr $LR\n",
+    "a date": "NOW=$(date +%F)\nOUT=/out/$NOW\ntorchrun --standalone --nproc-per-node=2 train.py --out $OUT --name a-$NOW --log $OUT/log\n",
+    "a date of a batch": f"{SLURM}{HEAD}NOW=`date +%s`\nsrun torchrun {C10D} train.py --out $NOW\n",
+    "an option if a variable is set": 'RESUME="${RESUME:-latest}"\ntorchrun --standalone --nproc-per-node=2 train.py --lr 1 ${RESUME:+--resume "$RESUME"}\n',
+    "a port that is looked for": "while true; do\n  PORT=$((RANDOM % 1000 + 20000))\n  nc -z 127.0.0.1 $PORT || break\ndone\ntorchrun --nproc-per-node=2 --master-port=$PORT train.py\n",
+    "modules where unset variables are errors": f"{ONE}set -euo pipefail\nmodule load cuda\ntorchrun --standalone --nproc-per-node=4 train.py\n",
+    "a directory to be removed": 'NOW=`date +%F`\nif [ -z "$NAME" ]; then\n  OUT=runs/$NOW\nelse\n  OUT=runs/$NAME\nfi\nif [ -d "$OUT" ]; then rm -rf "$OUT"; fi\ntorchrun --standalone --nproc-per-node=2 train.py\n',
     "a line of a file for each task of an array": (
         f'{ONE}#SBATCH --array=0-2\nLINE=$(sed -n "$((SLURM_ARRAY_TASK_ID + 2))p" hosts.txt)\ntorchrun --standalone --nproc-per-node=4 train.py --name "$LINE"\n',
         {},

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from allranks.convert.recorder.answers import QUIET, getent, hostname, nproc, nvidia_smi, quiet, which
+from allranks.convert.recorder.answers import QUIET, UNUSED, getent, hostname, nproc, nvidia_smi, quiet, unused, which
 from allranks.convert.recorder.common import BINS, FACTS, HERE, LAUNCHERS, PARTS, Part, play, text_of
 from allranks.convert.recorder.remote import pdsh, ssh
 from allranks.convert.recorder.schedulers import mpirun, on_a_host, pbsdsh, scontrol, srun
@@ -15,6 +15,7 @@ from allranks.convert.recorder.wrappers import CONDAS, CONTAINERS, RUNNERS, WRAP
 
 COMMANDS: dict[str, Part] = {
     **dict.fromkeys(QUIET, quiet),
+    **dict.fromkeys(UNUSED, unused),
     **dict.fromkeys(LAUNCHERS, by_name),
     **dict.fromkeys(WRAPPERS, wrapper),
     **dict.fromkeys((*CONTAINERS, *CONDAS, *RUNNERS), within),
