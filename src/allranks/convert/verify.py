@@ -94,13 +94,8 @@ class _Side:
         kept = {name: value for name, value in environ.items() if not OF_SCHEDULERS.fullmatch(name)}
         own = {"LC_ALL": "C", "BASH_ENV": _SHELL_FILE, HOST: self.hosts[0], "HOSTNAME": self.hosts[0]}
         path = ":".join(filter(None, [FIRST, environ.get("PATH"), LOGIN_PATH]))
-        self.base = {
-            **kept,
-            **own,
-            "PATH": path,
-            "HOME": environ.get("HOME") or "/",
-            "USER": environ.get("USER", "user"),
-        }
+        home, user = environ.get("HOME") or "/", environ.get("USER", "user")
+        self.base = {**kept, **own, "PATH": path, "HOME": home, "USER": user}
         self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.get("cluster"))
         if self.is_batch:
             self.base |= {"slurm": self._slurm, "pbs": self._pbs, "grid_engine": self._grid_engine}[draft.kind]()
@@ -177,21 +172,15 @@ class _Side:
     def _slurm(self) -> dict[str, str]:
         script, nodes, per_node = self.draft.view.script, len(self.hosts), self.resources.tasks_per_node
         tasks = self.resources.tasks or (per_node * nodes if per_node and script.option("ntasks-per-node") else None)
+        hosts = ",".join(self.hosts)
         given = {
-            **{
-                "JOB_ID": 1,
-                "JOBID": 1,
-                "JOB_NAME": script.option("job-name") or "job",
-                "SUBMIT_DIR": self.cwd,
-                "PROCID": 0,
-            },
-            **{"NODEID": 0, "LOCALID": 0, "NNODES": nodes, "JOB_NUM_NODES": nodes, "CPUS_ON_NODE": self.cpus},
-            **{
-                "JOB_NODELIST": ",".join(self.hosts),
-                "NODELIST": ",".join(self.hosts),
-                "GPUS_ON_NODE": self.gpus or None,
-            },
-            **{"NTASKS": tasks, "NPROCS": tasks, "CPUS_PER_TASK": script.option("cpus-per-task")},
+            **dict.fromkeys(("JOB_ID", "JOBID"), 1),
+            **dict.fromkeys(("PROCID", "NODEID", "LOCALID"), 0),
+            **dict.fromkeys(("NNODES", "JOB_NUM_NODES"), nodes),
+            **dict.fromkeys(("JOB_NODELIST", "NODELIST"), hosts),
+            **dict.fromkeys(("NTASKS", "NPROCS"), tasks),
+            **{"JOB_NAME": script.option("job-name") or "job", "SUBMIT_DIR": self.cwd, "CPUS_ON_NODE": self.cpus},
+            **{"GPUS_ON_NODE": self.gpus or None, "CPUS_PER_TASK": script.option("cpus-per-task")},
             **{"NTASKS_PER_NODE": script.option("ntasks-per-node"), "GPUS_PER_NODE": script.option("gpus-per-node")},
             "TASKS_PER_NODE": f"{per_node or 1}(x{nodes})" if nodes > 1 else per_node or 1,
             **({"ARRAY_TASK_ID": 0, "ARRAY_JOB_ID": 1} if script.option("array") else {}),
@@ -218,13 +207,8 @@ class _Side:
         file = "/var/spool/sge/pe_hostfile"
         each = max(1, slots // len(self.hosts))
         self.files[file] = "".join(f"{host} {each} gpu.q@{host} UNDEFINED\n" for host in self.hosts)
-        given = {
-            "JOB_ID": 1,
-            "PE_HOSTFILE": file,
-            "NSLOTS": slots or 1,
-            "NHOSTS": len(self.hosts),
-            "SGE_O_WORKDIR": self.cwd,
-        }
+        given = {"JOB_ID": 1, "PE_HOSTFILE": file, "NSLOTS": slots or 1, "NHOSTS": len(self.hosts)}
+        given["SGE_O_WORKDIR"] = self.cwd
         given["SGE_TASK_ID"] = 1 if self.draft.view.script.options("-t") else "undefined"
         return {name: str(value) for name, value in given.items()} | self._devices()
 
@@ -242,13 +226,5 @@ def _is_start_file(path: str) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    return bool(re.fullmatch(r"[\w.+-]+", name)) and name not in (
-        "source",
-        "export",
-        "cd",
-        "exit",
-        "set",
-        "wait",
-        ".",
-        "conda",
-    )
+    of_shells = {"source", "export", "cd", "exit", "set", "wait", ".", "conda"}
+    return bool(re.fullmatch(r"[\w.+-]+", name)) and name not in of_shells

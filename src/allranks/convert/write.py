@@ -19,15 +19,8 @@ _TOP = ("name", "script", "module", "binary", "args", "workdir", "cluster")
 _LINES = {"setup": "environment", "node_setup": "environment", "resources": "scheduler", "directives": "scheduler"}
 #: What a flag can change, so that scripts that differ in it alone are one job.
 _FLAGS = (
-    *(
-        "name",
-        "resources.nodes",
-        "resources.gpus_per_node",
-        "resources.cpus_per_node",
-        "resources.memory",
-        "resources.time",
-    ),
-    *("launch.nproc_per_node", "scheduler.partition", "scheduler.qos"),
+    *("name", "resources.nodes", "resources.gpus_per_node", "resources.cpus_per_node", "resources.memory"),
+    *("resources.time", "launch.nproc_per_node", "scheduler.partition", "scheduler.qos"),
 )
 _WIDTH = 100
 
