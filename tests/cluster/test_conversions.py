@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +205,12 @@ def test_srun_python_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> None:
     (folder / "place.py").write_text(PLACE)
     (folder / "train.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --gpus-per-node=2\n#SBATCH --time=5:00\n"
-        f'export SCALE=2\nsrun {sys.executable} place.py --lr 0.1 "a b"\n'
+        f'export SCALE=2\nYEAR=$(date +%Y)\nsrun {sys.executable} place.py --lr 0.1 "a b" run-$YEAR\n'
     )
     job = slurm.sbatch("train.sbatch", folder=folder)
     assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
     old = results(folder)
-    args = ["--lr", "0.1", "a b"]
+    args = ["--lr", "0.1", "a b", f"run-{time.localtime().tm_year}"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
     assert converted(lab, "train.sbatch", folder, "--on", "lab") == old
 
@@ -285,7 +286,8 @@ def test_a_job_array(lab: Any, slurm: SlurmCluster) -> None:
     (folder / "place.py").write_text(PLACE)
     (folder / "train.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gpus-per-node=2\n#SBATCH --time=5:00\n"
-        f'#SBATCH --array=3,4\nexport SCALE=2\nsrun {sys.executable} place.py --lr 0.$SLURM_ARRAY_TASK_ID "a b"\n'
+        "#SBATCH --array=3,4\nexport SCALE=2\nRATES=(0.0 0.1 0.2 0.3 0.4)\nRATE=${RATES[$SLURM_ARRAY_TASK_ID]}\n"
+        f'srun {sys.executable} place.py --lr $RATE "a b"\n'
     )
     slurm.run("sbatch", "--wait", "train.sbatch", folder=folder)
     old = results(folder)

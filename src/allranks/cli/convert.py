@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import render
+from allranks.cli.options import ScriptCommand, script_args
 from allranks.convert.draft import Given
 from allranks.errors import AllranksError, LaunchError, UsageError
 from allranks.job.problems import listed
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
 
 
-@click.command("convert")
+@click.command("convert", cls=ScriptCommand)
 @click.argument("files", nargs=-1, metavar="FILE…")
 @click.option("--output", "-o", metavar="DIR", help="Write the job file into this directory. Default: to stdout.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
@@ -36,13 +38,17 @@ _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
     "--verify", is_flag=True, help="Run the script in a sandbox, and compare what it and the job would start."
 )
 @click.option("--json", "as_json", is_flag=True, help="With --verify: write what it finds, and the job files, as JSON.")
-def command(files: tuple[str, ...], output: str | None, force: bool, verify: bool, as_json: bool) -> int:
+@click.pass_context
+def command(
+    ctx: click.Context, files: tuple[str, ...], output: str | None, force: bool, verify: bool, as_json: bool
+) -> int:
     """Turn sbatch, PBS, Grid Engine and shell scripts that start PyTorch into a job file.
 
     \b
     allranks convert train.sbatch          prints the job file
     allranks convert train.sbatch -o .     writes job.yaml, and clusters.yaml if it needs one
     allranks convert small.sbatch large.sbatch -o jobs
+    allranks convert train.sh -- 0.1 b     with the arguments that the script is run with
 
     Reads the scripts, and runs nothing of them without --verify. Each value has a comment that says where it came from.
     What was kept, left out, changed because it was a fault, and not taken over is said on stderr. Scripts that differ
@@ -61,7 +67,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
     if as_json and not verify:
         raise UsageError("--json needs --verify", why="it reports what --verify finds", fix="add --verify")
     texts = _read(files)
-    groups = together([draft for name, text in texts.items() for draft in drafts_of(name, text)])
+    groups = together([draft for name, text in texts.items() for draft in drafts_of(name, text, script_args(ctx))])
     if output is None and len(groups) > 1:
         raise UsageError(
             f"these scripts need {len(groups)} job files",
@@ -271,10 +277,16 @@ def _as_data(found: Verification) -> dict[str, object]:
 
 def _verify(draft: Draft, data: bytes, plan: Plan) -> Verification:
     """Compare what a script and its job start, and show that."""
+    from allranks.convert.own_arguments import missing_arguments
     from allranks.convert.verify import verify
 
     found = verify(draft, data, plan, os.environ, Path.cwd())
     render.talk(f"{render.one_line(draft.path)}: {found.title}")
     for line in found.lines():
         render.talk(line)
+    missing = missing_arguments(draft.view.script, draft.arguments)
+    if missing and f"${draft.node_rank}" not in missing:
+        names, typed = " ".join(f"VALUE{name[1:]}" for name in missing), shlex.join(["--", *draft.arguments])
+        render.talk(f"note: {render.one_line(draft.path)} was run without its arguments {listed(missing, 'and')}")
+        render.talk(f"  fix: allranks convert {shlex.quote(draft.path)} --verify {typed} {names}")
     return found

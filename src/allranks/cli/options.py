@@ -71,11 +71,24 @@ timeout_option = click.option(
 )
 
 
-class JobCommand(click.Command):
-    """A verb that takes a job: what follows ``--`` is the script's, whatever it looks like."""
+class ScriptCommand(click.Command):
+    """A verb that takes a script: what follows ``--`` is the script's, whatever it looks like."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the script's arguments aside, then parse the rest.
+        """Set the script's arguments aside, then parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_SCRIPT_ARGS] = tuple(args[at + 1 :])
+            args = args[:at]
+        ctx.meta[TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+class JobCommand(ScriptCommand):
+    """A verb that takes a job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse what is for another launcher, then parse the arguments.
 
         Raises:
             UsageError: another launcher's command line is given in place of a script.
@@ -85,11 +98,6 @@ class JobCommand(click.Command):
             at = pasted_command.start_of(args, {word for each in flags for word in (*each.opts, *each.secondary_opts)})
             if at is not None:
                 raise pasted_command.error_of(args[at:], ctx.command_path, args[:at])
-        if "--" in args:
-            at = args.index("--")
-            ctx.meta[_SCRIPT_ARGS] = tuple(args[at + 1 :])
-            args = args[:at]
-        ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

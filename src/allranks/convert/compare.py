@@ -12,8 +12,8 @@ from typing import Any
 from allranks.contract import DECIDED
 from allranks.convert.draft import Draft, short
 from allranks.convert.launchers import RANK_VARIABLES
-from allranks.convert.recorder import LAUNCHERS, VIA, WITHIN, find
-from allranks.convert.recorder import PATH as LOGIN_PATH
+from allranks.convert.recorder.common import LAUNCHERS, VIA, WITHIN, find
+from allranks.convert.recorder.common import PATH as LOGIN_PATH
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 
@@ -22,19 +22,8 @@ Record = dict[str, Any]
 OF_SCHEDULERS = re.compile(
     r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE"
 )
-_OF_SHELLS = {
-    "PWD",
-    "OLDPWD",
-    "SHLVL",
-    "_",
-    "BASH_ENV",
-    "HOSTNAME",
-    "LINES",
-    "COLUMNS",
-    "LD_PRELOAD",
-    "JOB_ID",
-    "NSLOTS",
-}
+_SHELL_NAMES = "PWD OLDPWD SHLVL _ BASH_ENV HOSTNAME LINES COLUMNS LD_PRELOAD JOB_ID NSLOTS"
+_OF_SHELLS = frozenset(_SHELL_NAMES.split())
 _OF_RANKS = {*RANK_VARIABLES, "MPI_LOCALRANKID", "NHOSTS", "NCPUS", "QUEUE"}
 #: Where a rank's numbers are, by what started it: rank, local rank, world size.
 _NUMBERS = {
@@ -231,14 +220,9 @@ class _Comparison:
             self.equal.append("rank, local rank, world size and host")
         else:
             why = next((each.what for each in self.draft.notes if _FAULT_OF_RANKS.match(each.what)), "")
-            lost = (
-                "not known here",
-                "number of nodes",
-                "machines are not",
-                "if it starts ranks by itself",
-                "this machine",
-            )
-            self.differ("ranks", _of_ranks(one), _of_ranks(other), why or self.note(("not taken over",), *lost))
+            lost = ("not known here", "number of nodes", "machines are not", "if it starts ranks by itself")
+            why = why or self.note(("not taken over",), *lost, "this machine", "the loop over")
+            self.differ("ranks", _of_ranks(one), _of_ranks(other), why)
         meeting = [
             {f"{each['env'].get('MASTER_ADDR')}:{each['env'].get('MASTER_PORT')}" for each in side}
             for side in (old, new)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from allranks.contract import is_secret
+from allranks.convert.csh import as_bash
 from allranks.convert.directives import take_directives
 from allranks.convert.draft import Draft
 from allranks.convert.launchers import RANK_VARIABLES, functions_of, main_launch, take_launch
+from allranks.convert.own_arguments import give_arguments
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.directives import options_of
@@ -27,8 +30,13 @@ _GONE = ("AR1", "AR3", "AR4", "AR6", "AR7", "AR80", "AR81", "AR211", "AR213", "A
 _NESTED = 5
 
 
-def drafts_of(path: str, data: bytes) -> list[Draft]:
+def drafts_of(path: str, data: bytes, arguments: Sequence[str] = ()) -> list[Draft]:
     """Return a draft for each script in a file that starts a training: itself, and those that it writes and submits.
+
+    Args:
+        path: the file.
+        data: its content.
+        arguments: what it is run with: ``$1`` and so on.
 
     Raises:
         UsageError: the file cannot be read as a launch script, or starts no training.
@@ -37,10 +45,11 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
         raise not_for("convert", path, kind)
     if reason := why_not_read(data):
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
-    data = data.replace(b"\r\n", b"\n")
-    views, run = _read(path, data)
+    script = data.replace(b"\r\n", b"\n")
+    data = as_bash(path, script)
+    views, run = _read(path, data, arguments)
     broken, findings = views[0].script.broken, lint(path, data)
-    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings, run))]
+    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings, run, arguments))]
     if broken and (not found or max(broken) >= len(data.rstrip())):
         why = f"{path}:{views[0].place(broken[0]).line}: a quote, a bracket or a block that starts here has no end"
         raise UsageError(f"cannot convert {path}", why=why, fix=f"bash -n {path} shows more")
@@ -53,20 +62,25 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
         if runs and not names:
             why, names = f"it runs {', '.join(runs)}, and that starts none or is not here", runs
         fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
+        unknown = (each for each in views[0].script.commands if each.words and each.words[0].value is None)
+        if not names and (first := next(unknown, None)):
+            place, name = views[0].place(first.at).line, first.words[0].shown
+            why = f"{path}:{place}: {name} is set under a condition, or not in the script, and may be a launcher"
+            fix = f"write the launcher in the place of {name}"
         raise UsageError(f"{path} starts no training", why=why, fix=fix)
-    if re.match(r"#!\s*\S*(/|\s)t?csh\b", data[:200].decode("utf-8", "replace")):
-        for draft in found:
-            draft.not_taken(0, "this is csh, read as bash: only its directives, setenv and plain commands are right")
+    for draft in found if data != script else ():
+        draft.changed(0, "this is csh: it is read, and with --verify run, as the bash that does the same")
     for at in broken:
         found[0].note("not taken over", at, "this could not be read: look at what became of it")
     return found
 
 
-def _read(path: str, data: bytes) -> tuple[list[View], Run]:
+def _read(path: str, data: bytes, arguments: Sequence[str]) -> tuple[list[View], Run]:
     """Return the scripts in a file, as they run here, with the arguments of the first call of each function."""
     run = Run()
     for _ in range(_NESTED):
         views = [view for view in read_scripts(path, data, run) if view.script.path == path]
+        give_arguments(views[0].script, arguments)
         found = {calls[0].name: arguments_of(calls[0].args) for view in views for calls in _calls(view)}
         if found == run.arguments:
             break
@@ -80,12 +94,12 @@ def _calls(view: View) -> list[list[Command]]:
     return [calls for name in names if (calls := [*view.script.named(name)])]
 
 
-def _draft(path: str, view: View, findings: list[Finding], run: Run) -> Draft | None:
+def _draft(path: str, view: View, findings: list[Finding], run: Run, arguments: Sequence[str]) -> Draft | None:
     script = view.script
     group, others = main_launch(view.launches)
     if not group:
         return None
-    draft = Draft(view, path, "local" if script.kind == "plain" else script.kind)
+    draft = Draft(view, path, "local" if script.kind == "plain" else script.kind, arguments)
     codes: dict[int, set[str]] = {}
     for finding in findings:
         codes.setdefault(draft.line(finding.at), set()).add(finding.rule.code)
@@ -100,7 +114,7 @@ def _draft(path: str, view: View, findings: list[Finding], run: Run) -> Draft | 
             if [word.shown for word in call.args] != [word.shown for word in first.args]:
                 draft.not_taken(call.at, f"another training: {' '.join(word.shown for word in call.words)}")
     for name, (at, value) in run.defaults.items():
-        if name not in RANK_VARIABLES:
+        if name not in RANK_VARIABLES and not (name.isdecimal() and int(name) <= len(arguments)):
             what = f"${name}" if name.isdecimal() else name
             value = "<secret>" if is_secret(name) else value or "empty"
             draft.changed(at, f"{what} is {value}, its default: the job does not read it from your shell")

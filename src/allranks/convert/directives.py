@@ -16,6 +16,7 @@ _LOG = "the log is in the run's directory: allranks logs"
 _COUNTS = "allranks starts one task on each node"
 _MAIL = "notify.on chooses the events of notify.mail"
 _ENVIRONMENT = "write what the ranks need of your shell into environment"
+_IGNORED = "after the first command, where the scheduler ignores it: write what is meant into this file"
 #: Options whose value is a key of the job file as it is.
 _PLAIN = {
     "slurm": {
@@ -85,8 +86,17 @@ def take_directives(draft: Draft) -> None:
     if script.kind == "plain":
         return
     read = script.read
-    if read:
-        draft.put("cluster", script.kind, read[0].at, script.text.line(draft.line(read[0].at)).split()[0])
+    own = [each for each in script.directives if each.family == script.kind]
+    if own:
+        draft.put("cluster", script.kind, own[0].at, script.text.line(draft.line(own[0].at)).split()[0])
+    for directive in own:
+        if directive not in read:
+            draft.not_taken(directive.at, f"{_words(directive)}: {_IGNORED} (AR401)")
+    for start, end in script.statements:
+        text = draft.source(start, end)
+        for found in re.finditer(r"^#(?:SBATCH|PBS)[ \t]+-.*", text if "<<" not in text else "", re.MULTILINE):
+            at = start + len(text[: found.start()].encode())
+            draft.not_taken(at, f"{found[0].strip()}: under a condition, {_IGNORED}")
     for directive in read:
         name, value = directive.name, directive.value
         if UNKNOWN in value:  # A here-document, of which another shell expands this.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ KINDS: dict[Kind, str] = {
     "changed": "it was a fault, or has another form here",
     "not taken over": "this needs your hand",
 }
+MOVED = "in a job $0 is the scheduler's copy of the script, in a directory of its own: write the one that is meant"
 _POSITIONAL = re.compile(r"[0-9@*#]+")
 
 
@@ -45,6 +46,7 @@ class Draft:
     view: View  # The script as lint reads it.
     path: str  # The script's path as it is shown.
     kind: str  # The kind of cluster that it is for.
+    arguments: Sequence[str] = ()  # What the script is run with.
     #: By path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
     values: dict[str, Given] = field(default_factory=dict)
     setup: dict[str, list[Given]] = field(default_factory=dict)
@@ -106,6 +108,12 @@ class Draft:
     def source(self, start: int, end: int) -> str:
         """Return a part of the script as it stands there."""
         return self.view.script.text.data[start:end].decode("utf-8", "replace")
+
+    def is_moved(self, at: int, text: str) -> bool:
+        """Return whether a text of a batch script asks for the script's place, which is another one in a job."""
+        is_own = self.view.script.text.file_of(at) is self.view.script.text.files[0]
+        is_batch = self.kind in ("slurm", "pbs", "grid_engine")
+        return is_batch and is_own and bool(re.search(r"\$\{?(0\b|BASH_SOURCE)", text))
 
     def is_set_here(self, name: str) -> bool:
         """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""

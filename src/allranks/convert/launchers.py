@@ -10,8 +10,11 @@ from dataclasses import replace
 from typing import Final
 
 from allranks.contract import is_secret
-from allranks.convert.draft import Draft, home, path_of, short, shown
+from allranks.convert.computed import lines_of_values
+from allranks.convert.draft import MOVED, Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
+from allranks.convert.recorder.torch_launchers import config_in
+from allranks.convert.recorder.wrappers import CONDAS, CONTAINERS, RUNNERS
 from allranks.lint.directives import number
 from allranks.lint.launches import Launch
 from allranks.lint.model import MPI, Assignment, Command, Part, Script, Word
@@ -36,8 +39,6 @@ _OF_LAUNCHERS = {
 }
 #: Codes of counts that cannot be meant: there is one rank for each GPU then.
 _WRONG_COUNTS = {"AR102", "AR106", "AR107", "AR108", "AR114", "AR117", "AR815"}
-_CONTAINERS = {"singularity", "apptainer", "docker", "podman", "shifter", "sarus", "enroot"}
-_ENVIRONMENTS = {"poetry", "uv", "pipenv", "pixi"}
 _NEEDLESS = {"time", "nohup", "exec", "command", "setsid", "stdbuf", "unbuffer", "env", "eval"}
 #: Options of launchers that allranks has no use for: it finds addresses and ports, and numbers nodes.
 _RENDEZVOUS = re.compile(
@@ -84,8 +85,7 @@ def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
     """Return the top level of the file of ``accelerate launch --config_file``, as text; empty if it is not here."""
     given = launch.call.get("--config-file") if launch.name == "accelerate" else None
     found = file_beside(draft.path, given.value, from_here=True) if given else None
-    text = found[1].decode("utf-8", "replace") if found else ""
-    return {key: value.strip("\"' \r") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
+    return config_in(found[1].decode("utf-8", "replace")) if found else {}
 
 
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
@@ -112,16 +112,16 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
     chain = (*launch.command.context.via, launch.command)
     for outer, inner in itertools.pairwise(chain):
         words, name = outer.words[: len(outer.words) - len(inner.words)], outer.name
-        if name in _CONTAINERS:
+        if name in CONTAINERS:
             draft.put("environment.container", [home(word.shown) for word in words], outer.at, shown(words))
             if any(word.value is None and path_of(word) is None for word in words):
                 draft.not_taken(outer.at, f"{shown(words)}: environment.container expands no variables")
-        elif name in ("conda", "mamba", "micromamba"):
+        elif name in CONDAS:
             values = [word.value or "" for word in words]
             at = next((i + 1 for i, value in enumerate(values) if value in ("-n", "-p", "--name", "--prefix")), None)
             if at is not None and at < len(values) and values[at]:
                 draft.put("environment.conda", values[at], outer.at, shown(words))
-        elif name in _ENVIRONMENTS:
+        elif name in RUNNERS:
             draft.put("environment.python", [*(word.shown for word in words), "python"], outer.at, shown(words))
         elif name == "srun":
             _take_srun(draft, launch)
@@ -271,10 +271,20 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
     if not words:
         return
+    interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
+    program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
+    context = command.context
+    is_plain = not (context.level or context.function or context.loops or draft.is_remote)
+    lines = None
+    if is_plain and any(_is_computed(draft, part) for word in words for part in word.parts):
+        lines = lines_of_values(draft, words, frozenset(RANK_VARIABLES))
+    if lines is not None:
+        typed = " ".join(draft.source(*span) for span in dict.fromkeys((word.at, word.end) for word in words))
+        draft.put("binary", "bash", words[0].at, "it computes values of its arguments")
+        draft.put("args", ["-c", "\n".join([*lines, f"exec {program}{typed}"])], words[0].at, "")
+        return
     args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
     if any(each.is_read for each in args):
-        interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
-        program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
         return
@@ -283,6 +293,13 @@ def _take_program(draft: Draft, launch: Launch) -> None:
     draft.put(kind, home(args[0].text), words[0].at, "")
     if args[1:]:
         draft.put("args", [each.text for each in args[1:]], words[1].at, "")
+
+
+def _is_computed(draft: Draft, part: Part) -> bool:
+    """Return whether a part of a word has a value that the script computes, and that is not known here."""
+    if part.value is not None or part.text in ("@", "*"):
+        return False
+    return part.kind != "variable" or (part.text not in RANK_VARIABLES and draft.is_set_here(part.text))
 
 
 def _is_rest(draft: Draft, word: Word, function: str) -> bool:
@@ -361,13 +378,29 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
     if word.value is not None and given.items is None and given.parts is not None:
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)
         return False
+    if given.is_prefix and draft.is_moved(given.at, line := _shell(draft, given)):
+        draft.not_taken(given.at, f"{line}: {MOVED}")
+        return False
     if given.is_prefix:
-        draft.add_line("node_setup" if draft.is_remote else where, f"export {_shell(draft, given)}", given.at)
+        draft.add_line("node_setup" if draft.is_remote else where, f"export {line}", given.at)
         return False
     return True
 
 
+def known_commands(draft: Draft, given: Assignment) -> str:
+    """Write an assignment with what its commands print, and the arguments of the script; empty if it has none."""
+    parts, end = given.parts or (), given.at + len(given.name) + 12
+    commands = [part.value for part in parts if part.kind == "command"]
+    reads = draft.arguments and re.search(r"\$\{?\d", draft.source(given.at, end))
+    if not (commands or reads) or None in commands:
+        return ""
+    written = (
+        shlex.quote(p.value) if p.value is not None else f'"{_with_default(draft, p)}"' for p in parts if p.shown
+    )
+    return f"{given.name}={''.join(written)}"
+
+
 def _shell(draft: Draft, given: Assignment) -> str:
     data = draft.view.script.text.data
-    found = re.compile(rb"\S*\"[^\"]*\"|\S+").match(data, given.at)
-    return found[0].decode("utf-8", "replace") if found else given.name
+    found = re.compile(rb"(?:\"[^\"]*\"|'[^']*'|`[^`]*`|\$\([^()]*\)|[^\s\"'`])+").match(data, given.at)
+    return known_commands(draft, given) or (found[0].decode("utf-8", "replace") if found else given.name)

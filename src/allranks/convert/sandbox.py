@@ -3,7 +3,7 @@
 ``run`` starts this file by ``unshare`` (util-linux) in namespaces of its own: users, mounts, processes, network, IPC
 and host name. Each file system is the lower layer of an overlay whose upper layer is in memory, or read-only where that
 cannot be; no file of it can be executed. ``/usr/bin`` and its like hold copies of harmless commands; each other command
-there is ``recorder.py``. Processes have no capability, no device but ``/dev/null`` and its like, and limits of memory,
+there is the ``recorder``. Processes have no capability, no device but ``/dev/null`` and its like, and limits of memory,
 time, number and size of files. What the process that starts all this ends with is a JSON object on stdout.
 """
 
@@ -207,10 +207,7 @@ def _commands(root: Path, wanted: Mapping[str, Any]) -> None:
     (tools / "python/pyvenv.cfg").write_text(f"home = {base.parent}\n")
     (tools / "python/bin/python3").touch()
     _bind(base, tools / "python/bin/python3", _NOSUID | _NODEV)
-    recorder = tools / "recorder"
-    source = Path(__file__).with_name("recorder.py").read_text(encoding="utf-8")
-    recorder.write_text(f"#!{TOOLS}/python/bin/python3 -IS\n{source}", encoding="utf-8")
-    recorder.chmod(0o755)
+    _recorder(tools)
     (tools / "facts.json").write_text(json.dumps(wanted["facts"]))
     (tools / "bin").mkdir()
     (tools / "bin/activate").write_text("export CONDA_DEFAULT_ENV=$1\n")  # ``source activate NAME`` of older conda.
@@ -227,6 +224,20 @@ def _commands(root: Path, wanted: Mapping[str, Any]) -> None:
     for path in dict.fromkeys(Path(each).resolve() for each in _BINS):
         if path.is_dir():
             _bind(tools / "bin", Path(f"{root}{path}"), _NOSUID | _NODEV)
+
+
+def _recorder(tools: Path) -> None:
+    """Put the recorder there, compiled if that is in ``__pycache__``: a script may start it hundreds of times."""
+    source, code = Path(__file__).parent, tools / "code/allranks"
+    shutil.copytree(source / "recorder", code / "convert/recorder")
+    shutil.copytree(
+        source.parent / "system",
+        code / "system",
+        ignore=lambda _, names: [each for each in names if not each.startswith(("hostlist.", "__"))],
+    )
+    imports = f"import sys\nsys.path.insert(0, '{TOOLS}/code')\nfrom allranks.convert.recorder.main import main\n"
+    (tools / "recorder").write_text(f"#!{TOOLS}/python/bin/python3 -IS\n{imports}sys.exit(main())\n")
+    (tools / "recorder").chmod(0o755)
 
 
 def _files(wanted: Mapping[str, Any]) -> None:

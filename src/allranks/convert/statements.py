@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from allranks.contract import is_secret
-from allranks.convert.draft import Draft, home, path_of, short
-from allranks.convert.launchers import RANK_VARIABLES, functions_of, take_variable
+from allranks.convert.draft import MOVED, Draft, home, path_of, short
+from allranks.convert.launchers import RANK_VARIABLES, functions_of, known_commands, take_variable
 from allranks.lint.launches import Launch
 from allranks.lint.model import REMOTE, Assignment, Command
 
@@ -172,8 +170,6 @@ class Statements:
             return  # A function: it is kept with the line that calls it.
         if "eval" in source and re.search(r"conda|mamba", source):
             draft.left_out(start, f"{source}: allranks sets conda up")
-        elif simple and simple.name == "setenv" and len(simple.args) in (1, 2):
-            self._setenv(simple)
         elif simple and simple.name in ("module", "ml"):
             self._module(simple, source)
         elif simple and simple.name in _ACTIVATES and self._activate(simple, source):
@@ -258,17 +254,6 @@ class Statements:
         else:
             draft.not_taken(command.at, f"{text}: workdir expands no variables")
 
-    def _setenv(self, command: Command) -> None:
-        """Take over a variable of csh, whose lines no set-up has: it is read by bash."""
-        draft, (name, *values) = self.draft, (word.shown for word in command.args)
-        known = all(word.value is not None for word in command.args)
-        if not known:
-            draft.not_taken(command.at, f"setenv {name}: a line of csh with a variable: environment.variables.{name}")
-        elif is_secret(name):
-            draft.put(f"environment.variables.{name}", "<secret>", command.at, "set it where you type allranks run")
-        elif name not in RANK_VARIABLES:
-            draft.put(f"environment.variables.{name}", "".join(values), command.at, f"setenv {name}")
-
     # --- variables and lines ------------------------------------------------------------------------------------
 
     def _variables(self, start: int, end: int, commands: Sequence[Command], is_inner: bool) -> None:
@@ -302,11 +287,20 @@ class Statements:
         """Keep a statement, after those that set its variables or define its functions."""
         names, needed = self._names_in(start, end), [(start, end)]
         for first, last in reversed(self.taken):
-            name = re.match(r"(?:function\s+)?([\w-]+)(?:\+?=|\s*(?:\(\s*\))?\s*\{)", self.draft.source(first, last))
-            if name and name[1] in names:
+            sets = {each.name for each in self.script.assignments if first <= each.at < last and not each.is_prefix}
+            name = re.match(r"(?:function\s+)?([\w-]+)\s*(?:\(\s*\))?\s*\{", self.draft.source(first, last))
+            if ({name[1]} if name else sets) & names:
                 names |= self._names_in(first, last)
                 needed.append((first, last))
-        for read in sorted({each for first, last in needed for each in self._arguments_in(first, last)}):
+        if any(self.draft.is_moved(first, self.draft.source(first, last)) for first, last in needed):
+            self.draft.not_taken(start, f"{short(self.draft.source(start, end), 60)}: {MOVED}")
+            return
+        arguments = sorted({each for first, last in needed for each in self._arguments_in(first, last)})
+        if arguments and any(map(self._acts, self._inside(start, end))):
+            what = f"it reads {', '.join(f'${each}' for each in arguments)} of the script: give the value behind --"
+            self.draft.not_taken(start, f"{short(self.draft.source(start, end), 60)}: {what}")
+            return
+        for read in arguments:
             what = f"a line of environment.{where} reads it, an argument of the script: write its value there"
             self.draft.not_taken(start, f"${read}: {what}")
         for first, last in reversed(needed):
@@ -317,15 +311,16 @@ class Statements:
         if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", self.draft.source(start, end)):
             return set()
         used = {each.name for each in self.script.uses if start <= each.at < end and not each.has_default}
-        return {name for name in used if re.fullmatch(r"[1-9]\d*|[@*]", name)}
+        given = {str(number + 1) for number in range(len(self.draft.arguments))}
+        return {name for name in used - given if re.fullmatch(r"[1-9]\d*|[@*]", name)}
 
     def _values_of(self, start: int, end: int) -> str:
         """Return an assignment that prints the script's directory with what that is: a set-up line has none."""
         source = self.draft.source(start, end)
-        given = next((each for each in self.script.assignments if each.at == start), None)
-        is_own = given and given.value is not None and any(part.kind == "command" for part in given.parts or ())
-        name = re.match(r"\w+=", source)
-        return f"{name[0]}{shlex.quote(given.value or '')}" if given and is_own and name else ""
+        found = re.match(r"(?:export\s+)?(?=\w+=)", source)
+        given = next((each for each in self.script.assignments if found and each.at == start + found.end()), None)
+        written = given and known_commands(self.draft, given)
+        return f"{found[0]}{written}" if found and written else ""
 
     def _names_in(self, start: int, end: int) -> set[str]:
         """Return the variables that a statement reads, and the commands that it calls."""

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from allranks.convert.compare import OF_SCHEDULERS, Record, Verification, compare
+from allranks.convert.csh import as_bash
 from allranks.convert.draft import Draft, path_of
-from allranks.convert.recorder import FIRST, HOST, PARTS, PYTHON
-from allranks.convert.recorder import PATH as LOGIN_PATH
+from allranks.convert.recorder.common import FIRST, HOST, part_of
+from allranks.convert.recorder.common import PATH as LOGIN_PATH
+from allranks.convert.recorder.main import COMMANDS
 from allranks.convert.sandbox import run
 from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
@@ -27,16 +29,16 @@ from allranks.plan.plan import Plan
 _SHELL = """\
 module() {
   case $1 in load | add) shift; for each; do
-    case $LOADEDMODULES: in *:$each:*) ;; *) export LOADEDMODULES+=:$each;; esac
+    case ${LOADEDMODULES-}: in *:$each:*) ;; *) export LOADEDMODULES+=:$each;; esac
   done;; purge) LOADEDMODULES=;; esac
 }
 ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) module load "$@" ;; esac; }
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
-setenv() { export "$1=${2-}"; }
+date() { command date -d @1700000000 "$@"; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
-readonly -f module ml conda mamba micromamba setenv command_not_found_handle
+readonly -f module ml conda mamba micromamba command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
@@ -58,8 +60,10 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
     is_batch = draft.kind in ("slurm", "pbs", "grid_engine")
     old = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, nodes + 1)] if is_batch else machines)
     new = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, plan.nnodes + 1)] if is_batch else machines)
-    text = data.decode("utf-8", "surrogateescape")
-    before, said = old.script(text)
+    script = as_bash(draft.path, data)
+    if script != data:
+        old.files[str(cwd / draft.path)] = script.decode("utf-8", "surrogateescape")
+    before, said = old.script(script.decode("utf-8", "surrogateescape"))
     files = {f"{plan.run_dir}/{each.path}": each.text for each in plan.files}
     if draft.kind in ("ssh", "pdsh", "local"):
         lines = [shlex.join(each.command) for each in (*plan.before, *plan.commands)]
@@ -90,14 +94,9 @@ class _Side:
         kept = {name: value for name, value in environ.items() if not OF_SCHEDULERS.fullmatch(name)}
         own = {"LC_ALL": "C", "BASH_ENV": _SHELL_FILE, HOST: self.hosts[0], "HOSTNAME": self.hosts[0]}
         path = ":".join(filter(None, [FIRST, environ.get("PATH"), LOGIN_PATH]))
-        self.base = {
-            **kept,
-            **own,
-            "PATH": path,
-            "HOME": environ.get("HOME") or "/",
-            "USER": environ.get("USER", "user"),
-        }
-        self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.view.script.read)
+        home, user = environ.get("HOME") or "/", environ.get("USER", "user")
+        self.base = {**kept, **own, "PATH": path, "HOME": home, "USER": user}
+        self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.get("cluster"))
         if self.is_batch:
             self.base |= {"slurm": self._slurm, "pbs": self._pbs, "grid_engine": self._grid_engine}[draft.kind]()
 
@@ -106,14 +105,18 @@ class _Side:
         script, cwd = self.draft.view.script, self.cwd
         if not self.is_batch:
             rank, number = self.draft.node_rank, "0"
-            words = [number] * int(rank) if rank.isdecimal() else []
-            return self.run(["bash", self.draft.path, *words], {}, {rank: number} if rank and not words else {})
+            words = list(self.draft.arguments)
+            if rank.isdecimal() and int(rank) > len(words):
+                words += [number] * (int(rank) - len(words))
+            return self.run(
+                ["bash", self.draft.path, *words], {}, {rank: number} if rank and not rank.isdecimal() else {}
+            )
         path = {"slurm": "/var/spool/slurmd/job1/slurm_script", "pbs": "/var/spool/pbs/1.SC"}.get(self.draft.kind)
         path = path or "/var/spool/sge/1"
         home = not script.options("-cwd", "-wd") if self.draft.kind == "grid_engine" else self.draft.kind == "pbs"
         given = script.option("chdir") or script.option("-d") or script.option("-wd")
         start = Path(cwd, Path(given).expanduser()) if given else Path(self.base["HOME"]) if home else cwd
-        return self.run(["bash", path], {path: text}, start=start)
+        return self.run(["bash", path, *self.draft.arguments], {path: text}, start=start)
 
     def run(
         self,
@@ -134,7 +137,7 @@ class _Side:
                 environ={**self.base, **(more or {})},
                 files={**self.files, **files},
                 stubs=self.stubs,
-                commands=sorted({*PARTS, "python", "python3", "sleep", *filter(_is_name, names)}),
+                commands=sorted({*COMMANDS, "python3", *filter(_is_name, names)}),
                 facts=facts,
             )
             missing = [path for path in self._missing(found["stderr"]) if path not in self.stubs]
@@ -162,30 +165,22 @@ class _Side:
         workdirs = {self.cwd, self.cwd / Path(self.draft.get("workdir") or ".").expanduser()}
         for path in _MISSING.findall(stderr):
             name = PurePath(path).name
-            is_program = (
-                name in PARTS or PYTHON.fullmatch(name) or name == "activate" or name.endswith((".sh", ".bash"))
-            )
+            is_program = part_of(name) or name == "activate" or name.endswith((".sh", ".bash"))
             if "/" in path and (is_program or os.access(path, os.X_OK)):
                 yield from (os.path.normpath(each / path) for each in workdirs)
 
     def _slurm(self) -> dict[str, str]:
         script, nodes, per_node = self.draft.view.script, len(self.hosts), self.resources.tasks_per_node
         tasks = self.resources.tasks or (per_node * nodes if per_node and script.option("ntasks-per-node") else None)
+        hosts = ",".join(self.hosts)
         given = {
-            **{
-                "JOB_ID": 1,
-                "JOBID": 1,
-                "JOB_NAME": script.option("job-name") or "job",
-                "SUBMIT_DIR": self.cwd,
-                "PROCID": 0,
-            },
-            **{"NODEID": 0, "LOCALID": 0, "NNODES": nodes, "JOB_NUM_NODES": nodes, "CPUS_ON_NODE": self.cpus},
-            **{
-                "JOB_NODELIST": ",".join(self.hosts),
-                "NODELIST": ",".join(self.hosts),
-                "GPUS_ON_NODE": self.gpus or None,
-            },
-            **{"NTASKS": tasks, "NPROCS": tasks, "CPUS_PER_TASK": script.option("cpus-per-task")},
+            **dict.fromkeys(("JOB_ID", "JOBID"), 1),
+            **dict.fromkeys(("PROCID", "NODEID", "LOCALID"), 0),
+            **dict.fromkeys(("NNODES", "JOB_NUM_NODES"), nodes),
+            **dict.fromkeys(("JOB_NODELIST", "NODELIST"), hosts),
+            **dict.fromkeys(("NTASKS", "NPROCS"), tasks),
+            **{"JOB_NAME": script.option("job-name") or "job", "SUBMIT_DIR": self.cwd, "CPUS_ON_NODE": self.cpus},
+            **{"GPUS_ON_NODE": self.gpus or None, "CPUS_PER_TASK": script.option("cpus-per-task")},
             **{"NTASKS_PER_NODE": script.option("ntasks-per-node"), "GPUS_PER_NODE": script.option("gpus-per-node")},
             "TASKS_PER_NODE": f"{per_node or 1}(x{nodes})" if nodes > 1 else per_node or 1,
             **({"ARRAY_TASK_ID": 0, "ARRAY_JOB_ID": 1} if script.option("array") else {}),
@@ -212,13 +207,8 @@ class _Side:
         file = "/var/spool/sge/pe_hostfile"
         each = max(1, slots // len(self.hosts))
         self.files[file] = "".join(f"{host} {each} gpu.q@{host} UNDEFINED\n" for host in self.hosts)
-        given = {
-            "JOB_ID": 1,
-            "PE_HOSTFILE": file,
-            "NSLOTS": slots or 1,
-            "NHOSTS": len(self.hosts),
-            "SGE_O_WORKDIR": self.cwd,
-        }
+        given = {"JOB_ID": 1, "PE_HOSTFILE": file, "NSLOTS": slots or 1, "NHOSTS": len(self.hosts)}
+        given["SGE_O_WORKDIR"] = self.cwd
         given["SGE_TASK_ID"] = 1 if self.draft.view.script.options("-t") else "undefined"
         return {name: str(value) for name, value in given.items()} | self._devices()
 
@@ -236,13 +226,5 @@ def _is_start_file(path: str) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    return bool(re.fullmatch(r"[\w.+-]+", name)) and name not in (
-        "source",
-        "export",
-        "cd",
-        "exit",
-        "set",
-        "wait",
-        ".",
-        "conda",
-    )
+    of_shells = {"source", "export", "cd", "exit", "set", "wait", ".", "conda"}
+    return bool(re.fullmatch(r"[\w.+-]+", name)) and name not in of_shells

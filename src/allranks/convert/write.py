@@ -19,15 +19,8 @@ _TOP = ("name", "script", "module", "binary", "args", "workdir", "cluster")
 _LINES = {"setup": "environment", "node_setup": "environment", "resources": "scheduler", "directives": "scheduler"}
 #: What a flag can change, so that scripts that differ in it alone are one job.
 _FLAGS = (
-    *(
-        "name",
-        "resources.nodes",
-        "resources.gpus_per_node",
-        "resources.cpus_per_node",
-        "resources.memory",
-        "resources.time",
-    ),
-    *("launch.nproc_per_node", "scheduler.partition", "scheduler.qos"),
+    *("name", "resources.nodes", "resources.gpus_per_node", "resources.cpus_per_node", "resources.memory"),
+    *("resources.time", "launch.nproc_per_node", "scheduler.partition", "scheduler.qos"),
 )
 _WIDTH = 100
 
@@ -66,7 +59,7 @@ def _section(draft: Draft, section: str, comments: _Comments) -> Iterator[str]:
         yield f"  {name}:"
         for given in draft.setup[name]:
             yield from comments.above(given, "    ")
-            yield from _line(draft, given, "    ")
+            yield from _line(given.value, "    ", f"  # {place_of(draft, given.line)}")
     if variables:
         yield "  variables:"
     for path in variables:
@@ -85,17 +78,20 @@ def _entry(draft: Draft, key: str, given: Given, indent: str) -> Iterator[str]:
     where = f"  # {place_of(draft, given.line) if given.line else ''} {given.why}".rstrip().replace("#  ", "# ")
     first, *items = dump_yaml({key: given.value}).rstrip("\n").split("\n")
     flat = f"{indent}{first} [{', '.join(item.strip().removeprefix('- ') for item in items)}]"
-    if items and len(flat) <= _WIDTH:
+    if isinstance(given.value, list) and any("\n" in item for item in given.value):
+        yield indent + first + where
+        for item in given.value:
+            yield from _line(item, f"{indent}  ", "")
+    elif items and len(flat) <= _WIDTH:
         yield flat + where
     else:
         yield indent + first + where
         yield from (indent + item for item in items)
 
 
-def _line(draft: Draft, given: Given, indent: str) -> Iterator[str]:
+def _line(value: str, indent: str, where: str) -> Iterator[str]:
     """Write a line of shell, or several, as an item of a list."""
-    where = f"  # {place_of(draft, given.line)}"
-    text = given.value.rstrip("\n")
+    text = value.rstrip("\n")
     if "\n" not in text or not all(char.isprintable() or char in "\n" for char in text):
         yield f"{indent}- {dump_yaml({'x': text})[3:].rstrip()}{where}"
         return

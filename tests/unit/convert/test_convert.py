@@ -373,3 +373,58 @@ def test_a_job_is_requeued_where_the_ranks_say_so(folder: Path, capfd: pytest.Ca
     assert (
         f"\nchanged (it was a fault, or has another form here):\n  train.sbatch:2: {said}\n" in capfd.readouterr().err
     )
+
+
+def test_directives_that_the_scheduler_ignores_are_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        '#!/bin/bash\nif [ -n "$BIG" ]; then\n#SBATCH --array=0-7\n  N=2\nelse\n  N=1\n#SBATCH --array=0-3\nfi\n'
+        "cat <<EOF\n#SBATCH --array=0-9\nEOF\n#SBATCH --gpus-per-node=2\nsrun torchrun --standalone train.py\n"
+    )
+    job, said = job_of(folder, capfd, script)
+    what = "after the first command, where the scheduler ignores it: write what is meant into this file"
+    assert [line.strip() for line in said.splitlines() if "the scheduler ignores it" in line] == [
+        f"start.sh:3: #SBATCH --array=0-7: under a condition, {what}",
+        f"start.sh:7: #SBATCH --array=0-3: under a condition, {what}",
+        f"start.sh:12: --gpus-per-node=2: {what} (AR401)",
+    ]
+    assert "cluster: slurm" in job
+    assert "array" not in job.partition("# Not taken over")[0]
+
+
+def test_what_may_differ_from_rank_to_rank_is_not_computed_by_each(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = (
+        "#!/bin/bash\n#SBATCH --array=0-3 --nodes=1 --time=1:00:00\nNAME=$SLURM_ARRAY_TASK_ID-$(mktemp)\n"
+        "srun torchrun --standalone train.py --name $NAME\n"
+    )
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh") == 1
+    assert "  start.sh:4: $(mktemp): its value is not in the script; write it into args\n" in capfd.readouterr().err
+
+
+def test_what_removes_a_directory_is_kept_with_what_names_it_or_not_at_all(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without the lines that set its variables, this would remove all of ``runs``."""
+    script = 'if [ -z "$1" ]; then\n  OUT=a\nelse\n  OUT=$1\nfi\nrm -rf "runs/$OUT"\ntorchrun --standalone train.py\n'
+    job, said = job_of(folder, capfd, script)
+    what = 'start.sh:6: rm -rf "runs/$OUT": it reads $1 of the script: give the value behind --'
+    assert f"  {what}\n" in said
+    assert "setup" not in job
+    job, said = job_of(folder, capfd, script.replace("$1", "$NAME"))
+    setup = '  setup:\n    - |\n      if [ -z "$NAME" ]; then\n        OUT=a\n      else\n        OUT=$NAME\n      fi\n'
+    assert job.endswith(f'environment:\n{setup}    - "rm -rf \\"runs/$OUT\\""')
+    assert "not taken over" not in said
+
+
+def test_the_place_of_a_batch_script_is_no_place_of_a_job(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = ('export A="$(dirname $0)/..":$A\n', 'B="$(dirname $0)/..":$B ', "")
+    script = "#!/bin/bash\n#SBATCH --nodes=1 --time=1:00:00\n{}{}torchrun --standalone train.py\n"
+    job, said = job_of(folder, capfd, script.format(*lines))
+    what = "in a job $0 is the scheduler's copy of the script, in a directory of its own: write the one that is meant"
+    assert [line for line in said.splitlines() if "in a job $0" in line] == [
+        f'  start.sh:3: export A="$(dirname $0)/..":$A: {what}',
+        f'  start.sh:4: B="$(dirname $0)/..":$B: {what}',
+    ]
+    assert "environment" not in job

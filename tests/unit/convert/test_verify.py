@@ -17,7 +17,7 @@ import pytest
 
 from allranks.cli import convert
 from allranks.convert import sandbox, write
-from allranks.convert.recorder import PARTS, mpirun
+from allranks.convert.recorder.main import COMMANDS, mpirun
 from allranks.errors import LaunchError, UsageError
 from allranks.lint.model import MPI
 
@@ -125,7 +125,9 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a configuration that it writes": "LR=0.1\nNAME=conf\ncat > $NAME.yaml <<EOF\nlr: $LR\nEOF\necho 3 > seed.txt\ntorchrun --standalone --nproc-per-node=2 train.py --config $NAME.yaml --seed-file=seed.txt\n",
     "a program below a directory that is not known": "PYTHON=${HOME}/env/bin/python\nmpirun -np 2 ${PYTHON} train.py --epochs 5\n",
     "defaults of variables": 'GPUS=${GPUS:-2}\nLR=${LR:-0.1}\ntorchrun --standalone --nproc_per_node=$GPUS train.py --lr $LR --seed ${SEED:-3} --name "${1:-x}"\n',
-    "csh": "#!/bin/tcsh\nsetenv A 1\nsetenv B 'x y'\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "csh": "#!/bin/tcsh\nsource /etc/profile.d/modules.csh\nset lr = 0.1\nsetenv A 1\nsetenv B 'x y'\nif ( ! $?C ) setenv C $lr\ntorchrun --standalone --nproc-per-node=2 train.py --lr $lr\n",
+    "a directory of the script in a variable of the command": 'PYTHONPATH="$(dirname $0)/..":$PYTHONPATH \\\ntorchrun --standalone --nproc-per-node=2 train.py\n',
+    "a directory of the script in a variable": "export PYTHONPATH=$(dirname $0)/..:$PYTHONPATH\ntorchrun --standalone --nproc-per-node=2 train.py\n",
     # Slurm
     "defaults of an srun outside of a job": "PARTITION=${PARTITION:-video}\nGPUS=${GPUS:-8}\nGPUS_PER_NODE=${GPUS_PER_NODE:-4}\nsrun -p $PARTITION --gres=gpu:$GPUS_PER_NODE --ntasks=$GPUS --ntasks-per-node=$GPUS_PER_NODE ${SRUN_ARGS} python train.py --lr 0.1\n",
     "srun torchrun": f"{SLURM}{HEAD}srun torchrun {C10D} train.py --lr 0.1\n",
@@ -145,6 +147,19 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a loop of srun": f'{SLURM}nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nfor i in 0 1; do\n  srun --nodes=1 --ntasks=1 -w "${{nodes[$i]}}" torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$i --master-addr=${{nodes[0]}} --master-port=29500 train.py &\ndone\nwait\n',
     "one node of Slurm": f"{ONE}torchrun --standalone --nproc-per-node=4 train.py\n",
     "an array": f"{ONE}#SBATCH --array=0-3\ntorchrun --standalone --nproc-per-node=4 train.py --seed $SLURM_ARRAY_TASK_ID\n",
+    "an item for each task of an array": f"{ONE}#SBATCH --array=0-2\nLRS=(0.1 0.2 0.3)\nLR=${{LRS[$SLURM_ARRAY_TASK_ID]}}\nsrun torchrun --standalone --nproc-per-node=4 train.py --lr $LR\n",
+    "a case for each task of an array": f"{ONE}#SBATCH --array=0-2\ncase $SLURM_ARRAY_TASK_ID in\n  0) ARGS=(--a 'b c');;\n  *) ARGS=(--b);;\nesac\ntorchrun --standalone --nproc-per-node=4 train.py \"${{ARGS[@]}}\"\n",
+    "a condition on the task of an array": f"{ONE}#SBATCH --array=0-2\nif [ $SLURM_ARRAY_TASK_ID -eq 0 ]; then\n  LR=0.1\nelse\n  LR=0.2\nfi\nsrun torchrun --standalone --nproc-per-node=4 train.py --lr $LR\n",
+    "a date": "NOW=$(date +%F)\nOUT=/out/$NOW\ntorchrun --standalone --nproc-per-node=2 train.py --out $OUT --name a-$NOW --log $OUT/log\n",
+    "a date of a batch": f"{SLURM}{HEAD}NOW=`date +%s`\nsrun torchrun {C10D} train.py --out $NOW\n",
+    "an option if a variable is set": 'RESUME="${RESUME:-latest}"\ntorchrun --standalone --nproc-per-node=2 train.py --lr 1 ${RESUME:+--resume "$RESUME"}\n',
+    "a port that is looked for": "while true; do\n  PORT=$((RANDOM % 1000 + 20000))\n  nc -z 127.0.0.1 $PORT || break\ndone\ntorchrun --nproc-per-node=2 --master-port=$PORT train.py\n",
+    "modules where unset variables are errors": f"{ONE}set -euo pipefail\nmodule load cuda\ntorchrun --standalone --nproc-per-node=4 train.py\n",
+    "a directory to be removed": 'NOW=`date +%F`\nif [ -z "$NAME" ]; then\n  OUT=runs/$NOW\nelse\n  OUT=runs/$NAME\nfi\nif [ -d "$OUT" ]; then rm -rf "$OUT"; fi\ntorchrun --standalone --nproc-per-node=2 train.py\n',
+    "a line of a file for each task of an array": (
+        f'{ONE}#SBATCH --array=0-2\nLINE=$(sed -n "$((SLURM_ARRAY_TASK_ID + 2))p" hosts.txt)\ntorchrun --standalone --nproc-per-node=4 train.py --name "$LINE"\n',
+        {},
+    ),
     "a container of srun, and a log": f'{SLURM.replace("per-node=1", "per-node=4")}DIR=`pwd`\nDATE=today\nsrun -l --container-image nvcr.io/x --output=$DIR/%x_%j_$DATE.log sh -c "python -u ${{DIR}}/train.py --lr 1"\n',
     "a container": f"{ONE}srun apptainer exec --nv image.sif torchrun --standalone --nproc-per-node=4 train.py\n",
     "a directory of a batch": f"{ONE}cd $SLURM_SUBMIT_DIR/project\ntorchrun --standalone --nproc-per-node=4 train.py\n",
@@ -200,6 +215,69 @@ def test_the_environment_of_the_terminal_changes_nothing(
     assert "DIFFERS" not in said
     assert "start.sh: verified: 2 ranks, alike in " in said
     assert code == 0
+
+
+OWN = {
+    "by number": (
+        'if [ $# -lt 2 ]; then exit 1; fi\nLR=$1\nexport NAME=$2\ntorchrun --standalone --nproc-per-node=2 train.py --lr $LR --name "$2" --seed ${3:-7}\n',
+        ["0.1", "a b", "9"],
+    ),
+    "all but the first ones": (
+        "CFG=$1\nGPUS=$2\ntorchrun --standalone --nproc-per-node=$GPUS train.py $CFG ${@:3}\n",
+        ["c.py", "2", "--x", "3"],
+    ),
+    "all after a shift": (
+        'GPUS=$1\nshift\ntorchrun --standalone --nproc-per-node=$GPUS train.py "$1" "$@"\n',
+        ["2", "--x", "3"],
+    ),
+    "of a batch": (f'{ONE}srun torchrun --standalone --nproc-per-node=$1 train.py "$@"\n', ["4", "--x"]),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_arguments_of_the_script_are_given_behind_hyphens(
+    folder: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    script, arguments = OWN[name]
+    (folder / "start.sh").write_text(script)
+    code = convert.command.main(["start.sh", "--verify", "--", *arguments], standalone_mode=False)
+    said = capfd.readouterr().err
+    assert "start.sh: verified: " in said, said
+    assert "rank, local rank, world size and host" in said
+    assert "arguments" in said.partition("start.sh: verified: ")[2].partition("\n")[0]
+    assert "not taken over" not in said
+    assert "was run without" not in said
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "missing"),
+    [
+        (
+            "if [ $# -lt 2 ]; then exit 1; fi\nLR=$1\ntorchrun --standalone train.py --lr $LR --name $2 --seed ${3:-7}\n",
+            2,
+        ),
+        ("CFG=${1:?which one}\ntorchrun --standalone train.py $CFG\n", 1),
+        ("A=$1\nshift\ntorchrun --standalone train.py $A $1\n", 2),
+        ("run() { python train.py $1; }\nrun a\ntorchrun --standalone train.py ${1:-a}\n", 0),
+    ],
+)
+def test_arguments_that_the_script_is_run_without_are_named(
+    folder: Path, capfd: pytest.CaptureFixture[str], script: str, missing: int
+) -> None:
+    (folder / "start.sh").write_text(script)
+    typed("start.sh")
+    found = capfd.readouterr().err.splitlines()
+    notes = [line for line in found if "was run without" in line or line.startswith("  fix: ")]
+    values = " ".join(f"VALUE{number}" for number in range(1, missing + 1))
+    names = " and ".join(f"${number}" for number in range(1, missing + 1))
+    assert (
+        notes
+        == [
+            f"note: start.sh was run without its arguments {names}",
+            f"  fix: allranks convert start.sh --verify -- {values}",
+        ][: 2 * bool(missing)]
+    )
 
 
 CHANGES = {
@@ -450,4 +528,4 @@ def test_json_is_of_what_verify_finds(folder: Path) -> None:
 
 def test_the_sandbox_plays_each_launcher_of_mpi() -> None:
     """It imports nothing of allranks, so that it has the names itself."""
-    assert {name for name, part in PARTS.items() if part is mpirun} == MPI
+    assert {name for name, part in COMMANDS.items() if part is mpirun} == MPI
