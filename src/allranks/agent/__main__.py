@@ -1,4 +1,4 @@
-"""The program that the code of a run starts: a node's agent or, by an option instead of its orders, another one.
+"""Entry point of a run's code: starts a node's agent or, given an option instead of a spec file, another program.
 
 The archive ``code`` of a run holds a copy of this file, so that Python can run the archive. A standalone script starts
 this file itself, where it is installed.
@@ -6,7 +6,7 @@ this file itself, where it is installed.
 
 import sys
 
-#: Option: module, and its function. Without one of these it is the agent.
+#: Option: module and function. Without an option the agent starts.
 OTHERS = {
     "--supervise": ("allranks.agent.supervisor", "main"),
     "--supervise-alone": ("allranks.agent.supervisor", "main_alone"),

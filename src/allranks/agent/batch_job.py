@@ -1,4 +1,4 @@
-"""A batch job as its own supervisor and ranks see it: what the module of its scheduler defines, and what all share."""
+"""The batch job that this process is part of: what each scheduler's module defines, and what all of them share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system import schedulers
 
 _COMMAND_SECONDS = 60.0
-#: The id of a job, in a last line that is complete.
+#: A job id on a complete last line of output.
 _JOB_ID = re.compile(r"^\d[\w.;\[\]-]*\n\Z", re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ class RankPlace:
     local_rank: int
     node: int
     world_size: int
-    ranks: Sequence[int]  # The global ranks of this node.
+    ranks: Sequence[int]  # Global ranks of this node.
 
 
 class BatchJob:
@@ -41,23 +41,23 @@ class BatchJob:
     """
 
     id: str
-    array_task: str | None = None  # The number of its task if it is of an array.
-    number: int  # One that no other job has at the time.
-    #: The variable with the directory in which the job was submitted.
+    array_task: str | None = None  # Number of the array task; None if the job is not part of an array.
+    number: int  # Unique among the jobs that exist at the same time.
+    #: Variable that holds the directory from which the job was submitted.
     submit_dir: ClassVar[str] = ""
-    #: Whether a job can be submitted that does not use a certain host.
+    #: Whether :meth:`submit` can exclude a host.
     can_exclude: ClassVar[bool] = False
 
-    def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
-        self.orders, self.node, self.environ = orders, node, environ
-        self.variables = schedulers.load(orders.module)
+    def __init__(self, spec: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
+        self.spec, self.node, self.environ = spec, node, environ
+        self.variables = schedulers.load(spec.module)
 
     def hosts(self) -> Sequence[str]:
-        """Return the job's hosts by their nodes' numbers; raise a LaunchError if they are not those that it needs."""
+        """Return the job's hosts in the order of node numbers; raise a LaunchError if there are too few or too many."""
         raise NotImplementedError
 
     def distinct(self, hosts: Sequence[str], fix: str) -> list[str]:
-        """Return each host once; if they are not as many as the job needs, raise a LaunchError that names the fix."""
+        """Return each host once; raise a LaunchError with this fix if there are not as many as the job needs."""
         found, wanted = list(dict.fromkeys(hosts)), self.node.nnodes
         if len(found) != wanted:
             needed = f"{wanted} different ones" if wanted > 1 else "one"
@@ -71,30 +71,30 @@ class BatchJob:
         return len(hosts)
 
     def end_time(self) -> int | None:
-        """Return when the time limit is reached, in seconds since 1970; None if that is not known."""
+        """Return when the time limit is reached, in seconds since 1970; None if unknown."""
         if reported := self.variables.get(self.environ, self.variables.end_time):
             return int(reported)
         started, limit = self.start_and_limit()
-        if limit is None and not self.orders.is_inside:
-            limit = self.orders.time
+        if limit is None and not self.spec.is_inside:
+            limit = self.spec.time
         return None if limit is None else int(started or time.time()) + limit
 
     def start_and_limit(self) -> tuple[float | None, int | None]:
-        """Return when the job started and its time limit, both in seconds, as far as the scheduler reports them."""
+        """Return the start time (seconds since 1970) and the time limit (seconds), each None if not reported."""
         return None, None
 
     def run(self, attempt: Path, hosts: Sequence[str]) -> int:
-        """Start the tasks on all nodes, which are ``hosts``, wait for them, and return the job's exit code."""
-        from allranks.agent.tasks import Tasks  # Not for those who only read variables.
+        """Start the tasks on all ``hosts``, wait for them, and return the job's exit code."""
+        from allranks.agent.tasks import Tasks  # A process that only reads variables does not need it.
 
-        return Tasks(self.orders, self.node, attempt, hosts, self.command).run()
+        return Tasks(self.spec, self.node, attempt, hosts, self.command).run()
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         """Return the command that runs words on a host."""
         raise NotImplementedError
 
     def place(self) -> RankPlace:
-        """Return the place of the rank that this process is to become; each node has the same number of ranks."""
+        """Return the place of the rank that this process becomes; each node has the same number of ranks."""
         node, local_rank = int(self.environ[contract.NODE_RANK]), int(self.environ["LOCAL_RANK"])
         nproc = self.node.nproc_per_node
         ranks = range(node * nproc, (node + 1) * nproc)
@@ -102,40 +102,40 @@ class BatchJob:
         return RankPlace(ranks[local_rank], local_rank, node, world_size, ranks)
 
     def preempted(self) -> bool:
-        """Return whether the scheduler ends this job for another one, and leaves it to the run to requeue it."""
+        """Return whether the scheduler is preempting this job and does not requeue it itself."""
         return False
 
     def ending(self) -> str | None:
-        """Return the message that the scheduler is ending this job before its time limit; None if it is not."""
+        """Return a message if the scheduler is ending this job before its time limit, else None."""
         if (self.attempt_dir / contract.TERMINATED).exists() and not self.is_over():
             return f"{self.variables.name} is ending the job already"
         return None
 
     def requeue(self, *, lost: bool) -> str | None:
-        """Put this job, which may have lost nodes, back into the queue; return what kept it from that.
+        """Put this job back into the queue; return the error, or None. The scheduler may kill this process meanwhile.
 
-        It may kill this process.
+        ``lost``: whether the job has lost nodes.
         """
         raise NotImplementedError
 
     def waits(self, *, lost: bool) -> bool:
-        """Return whether a job that :meth:`submit` submits waits for the end of this one.
+        """Return whether a job from :meth:`submit` depends on the end of this one.
 
-        If nodes were lost it does not: PBS and Grid Engine end such a job only when they are back. Nor does a task of
-        an array: no job can wait for one, and all that the next has to wait for has ended before this is called.
+        It does not if nodes were lost: PBS and Grid Engine end such a job only when the nodes are back. Nor does it in
+        an array: no job can depend on a single task, and the task's ranks have exited before this is called.
         """
         return not (lost or self.array_task)
 
     def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
-        """Submit the run's script; return the new id, and what kept it from that.
+        """Submit the run's script as a new job; return its id, and the error or None.
 
-        ``without`` is a host that it must not use, where it :attr:`can_exclude` one.
+        ``without`` is a host to exclude; only where :attr:`can_exclude` is true.
         """
         raise NotImplementedError
 
     @property
     def attempt_dir(self) -> Path:
-        """The directory of the attempt that this job is."""
+        """Directory of this job's attempt."""
         return Path(self.environ[contract.RUN_DIR], contract.attempt_dir(int(self.environ[contract.ATTEMPT])))
 
     def is_over(self) -> bool:
@@ -144,7 +144,7 @@ class BatchJob:
         return end.isdecimal() and time.time() >= int(end)
 
     def query(self, *command: str) -> tuple[str, str | None]:
-        """Run a command of the scheduler as from outside of the job; return its stdout, and what went wrong."""
+        """Run a scheduler command with an environment as outside of jobs; return its stdout, and the error or None."""
         folder = self.environ.get(self.submit_dir, "")
         try:
             done = subprocess.run(
@@ -158,7 +158,7 @@ class BatchJob:
             )
         except subprocess.TimeoutExpired as error:
             printed = (error.stdout or b"").decode(errors="replace")
-            # A site's own may submit a job, print its id, and hang.
+            # A site's wrapper may submit the job, print its id, and hang.
             return printed, None if _JOB_ID.search(printed) else f"{command[0]} cannot be run: {error}"
         except OSError as error:
             return "", f"{command[0]} cannot be run: {error}"
@@ -168,7 +168,7 @@ class BatchJob:
         return done.stdout, f"{command[0]}: {last or f'exit code {done.returncode}'}"
 
 
-def this_job(orders: BatchSpec, node: NodeSpec) -> BatchJob:
+def this_job(spec: BatchSpec, node: NodeSpec) -> BatchJob:
     """Return the job that this process is part of."""
-    job: BatchJob = import_module(orders.module).Job(orders, node, os.environ)
+    job: BatchJob = import_module(spec.module).Job(spec, node, os.environ)
     return job

@@ -1,9 +1,8 @@
-"""Ranks that a scheduler starts, without an agent: the start of each, and the sidecar beside those of a node.
+"""Ranks that a scheduler starts without an agent, and the sidecar process beside the ranks of a node.
 
-``--rank COMMAND…`` at the end of node.sh becomes a rank. ``--companion RANK…``, started by the task that becomes the
-first of these ranks, does what a node's agent does beside them: it keeps the heartbeat and the log index of its node,
-and records what the ranks use. It exits with the last rank; a signal to the whole step does not end it, since the ranks
-may be saving.
+``--rank COMMAND…`` at the end of node.sh becomes a rank. The task that becomes the first rank of a node starts
+``--companion RANK…``, the sidecar. It keeps the heartbeat and the log index of the node and records resource usage, as
+an agent does. It exits with the last rank; it ignores signals to the whole step, since the ranks may be saving.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.processes import append_to, lineage, marked, started, variable_of
 
 _TICK_SECONDS = 0.05
-#: The parent of a process whose own parent is gone.
+#: Parent process id of an orphan.
 _INIT = 1
-#: Scanning processes costs more than a tick.
+#: Interval between scans of all processes, which cost more than a tick.
 _SCAN_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Set the rank's variables, this node's network and threads, and its logs; then become its command."""
+    """Set the rank's variables, its network and thread settings and its logs; then execute its command."""
     environ = os.environ
     run = Path(environ[contract.RUN_DIR])
     node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
-    orders = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
-    place = this_job(orders, node).place()
+    spec = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    place = this_job(spec, node).place()
     environ[contract.NODE_RANK] = str(place.node)
     folder = run / contract.node_dir(int(environ[contract.ATTEMPT]), place.node)
     folder.mkdir(node.folder_mode, parents=True, exist_ok=True)
@@ -75,16 +74,16 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def sidecar(argv: list[str]) -> NoReturn:
-    """Keep the heartbeat, log index and usage of the ranks in ``argv`` until the last of them has ended."""
+    """Keep the heartbeat, log index and usage of the ranks in ``argv`` until the last one exits."""
     step = _Step(argv)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # A scheduler may show each rank its own GPU; samples are of all.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # A scheduler may show each rank only its own GPU; usage covers all.
     for number in (*SIGNALS, *WARNINGS):
         signal.signal(number, signal.SIG_IGN)
     run, attempt, node = (os.environ[name] for name in (contract.RUN_DIR, contract.ATTEMPT, contract.NODE_RANK))
     folder = Path(run, contract.node_dir(int(attempt), int(node)))
     mode = folder.stat().st_mode & 0o040 | 0o600
     os.umask(0o666 & ~mode)
-    # The step would not end before this process if that kept its streams.
+    # The step does not end while a process holds its streams.
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nothing, stream)
@@ -108,7 +107,7 @@ class _Step:
         self._next = 0.0
 
     def is_running(self) -> bool:
-        """Return whether a rank of this node can be alive: the one that is above this process, or another one."""
+        """Return whether a rank of this node may be alive: the parent of this process, or another one."""
         if time.monotonic() < self._next:
             return True
         self._next = time.monotonic() + _SCAN_SECONDS
@@ -117,7 +116,7 @@ class _Step:
         return bool(self._others())
 
     def groups(self) -> set[int]:
-        """Return the process groups of this node's ranks; the rank that is above this process shares its group."""
+        """Return the process groups of this node's ranks; this process is in the group of its parent rank."""
         groups = {os.getpgrp()}
         for pid in self._others():
             with suppress(ProcessLookupError):  # It has just ended.
@@ -125,6 +124,6 @@ class _Step:
         return groups
 
     def _others(self) -> list[int]:
-        """Return the processes of this node's ranks, except those above this one."""
+        """Return the processes of this node's ranks, except the ancestors of this one."""
         run = os.environ[contract.RUN_DIR]
         return [pid for pid in marked(contract.RUN_DIR, run) if variable_of(pid, "RANK") in self._ranks]

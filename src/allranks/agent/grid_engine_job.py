@@ -15,15 +15,15 @@ from allranks.errors import LaunchError
 from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.schedulers import SchedulerEnvironment
 
-#: Exit codes of a script by which it asks for something: to be queued again, and to be held as broken.
+#: Exit codes by which a job script requests a requeue, and a hold in the error state.
 _REQUEUE, _HOLD = 99, 100
-#: Keeps the warning that comes before SIGKILL from killing what starts an agent or a rank; in any login shell.
+#: Keeps the warning before SIGKILL from killing the starter of an agent or a rank; works in any login shell.
 _STARTS = "exec /bin/bash -c {} bash {}"
 _IGNORING = "trap '' USR2; exec \"$@\""
 
 
 class Environment(SchedulerEnvironment):
-    """The variables of qsub(1). A task of qrsh has no variable for its place among others."""
+    """The variables of qsub(1). No variable gives a qrsh task its number."""
 
     name = "Grid Engine"
     rank = world_size = ()
@@ -38,19 +38,19 @@ class Job(BatchJob):
 
     submit_dir = "SGE_O_WORKDIR"
 
-    def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
-        super().__init__(orders, node, environ)
+    def __init__(self, spec: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
+        super().__init__(spec, node, environ)
         if "JOB_ID" not in environ:
             raise LaunchError("JOB_ID is not set: qsub this script")
         task = environ.get("SGE_TASK_ID", "")
         self.array_task = task if task.isdecimal() else None
         self.id = f"{environ['JOB_ID']}.{task}" if self.array_task else environ["JOB_ID"]
         self.number = int(environ["JOB_ID"]) + int(self.array_task or 0)
-        if not shutil.which("qrsh"):  # A job need not have the PATH of a login.
+        if not shutil.which("qrsh"):  # A job's PATH may differ from that of a login.
             os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{environ.get('SGE_BINARY_PATH', '')}"
 
     def hosts(self) -> Sequence[str]:
-        """Return the hosts in Grid Engine's order, which starts with this one."""
+        """Return the hosts in Grid Engine's order, this one first."""
         return self.distinct(
             [*self._slots()],
             "choose a parallel environment that gives a fixed number of slots on each host (allocation_rule, see "
@@ -69,7 +69,7 @@ class Job(BatchJob):
         """Start a task for each node or rank, and wait for all."""
         if (slots := min(self._slots().values())) > 1:
             os.environ.setdefault("NCPUS", str(slots))  # One slot may stand for a whole node.
-        # With qsub -notify, it comes some time before SIGKILL.
+        # With qsub -notify, SIGUSR2 comes some time before SIGKILL.
         signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         code = super().run(attempt, hosts)
         return 1 if code in (_REQUEUE, _HOLD) else code
@@ -77,18 +77,18 @@ class Job(BatchJob):
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         """Return the command that runs words on a host.
 
-        On this one not qrsh, which is refused where the script has the slot. In a shell of qrsh, which has a terminal,
-        another one that reads stdin would hang its task up at the end of that.
+        On this host it is not qrsh, which Grid Engine rejects if the script has the only slot. qrsh gives its shell a
+        terminal; a nested shell that read stdin would end the task with a hang-up at the end of its input.
         """
         if host == next(iter(self._slots())):
             return [*words]
         qrsh, ssh = ("qrsh", "-inherit", "-nostdin"), ("ssh", "-oBatchMode=yes", "-oConnectTimeout=30")
-        starter = ssh if self.orders.start_with == "ssh" else qrsh
-        line = _STARTS.format(shlex.quote(_IGNORING), shlex.join(words))  # One word, for the user's login shell.
-        return [*starter, *self.orders.options, host, line]
+        starter = ssh if self.spec.start_with == "ssh" else qrsh
+        line = _STARTS.format(shlex.quote(_IGNORING), shlex.join(words))  # One word for the user's login shell.
+        return [*starter, *self.spec.options, host, line]
 
     def requeue(self, *, lost: bool) -> str | None:
-        """Put the job back into the queue, by the exit code of this process; return what kept it from that."""
+        """Put the job back into the queue by the exit code of this process; return the error if that is impossible."""
         if lost:
             return "Grid Engine ends a job that has lost a node only when that is back"
         if self.is_over():
@@ -98,17 +98,17 @@ class Job(BatchJob):
         raise SystemExit(_REQUEUE)
 
     def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
-        """Submit the run's script; return the new id, and what kept it from that."""
+        """Submit the run's script as a new job; return its id, and the error or None."""
         options = ["-hold_jid", self.environ["JOB_ID"]] if self.waits(lost=lost) else []
         options += ["-t", self.array_task] if self.array_task else []
-        answer, problem = self.query("qsub", "-terse", *options, str(run / self.orders.script))
+        answer, problem = self.query("qsub", "-terse", *options, str(run / self.spec.script))
         if problem and not (lost or self.is_over()):
-            raise SystemExit(_REQUEUE)  # Jobs may submit none at many sites: other nodes have to be enough then.
+            raise SystemExit(_REQUEUE)  # Many sites let no job submit jobs: requeue without the exclusion.
         job = answer.strip().rpartition("\n")[2].partition(".")[0]
         return f"{job}.{self.array_task}" if job and self.array_task else job, problem
 
     def _slots(self) -> dict[str, int]:
-        """Return how many slots each host gives: the file has a line for each of its queues."""
+        """Return the slots of each host; PE_HOSTFILE has a line for each of its queues."""
         file, found = self.environ.get("PE_HOSTFILE"), dict[str, int]()
         for line in Path(file).read_text().splitlines() if file else [f"{self.environ['HOSTNAME']} 1"]:
             host, slots, *_ = line.split()

@@ -1,8 +1,8 @@
-"""Hangs: whether the ranks of this node have stopped advancing, where they stand, and what follows.
+"""Hang detection: whether the ranks of this node have stopped advancing, where they are, and what follows.
 
-A rank advances when it prints, and when it makes a step or takes a batch with allranks' runtime, which counts them in a
-file. If no rank has for too long, their stacks are taken some times: a training may advance in silence, and then all
-of its ranks move. In a hang at least one of them stays at the same place.
+A rank advances when it prints, or when it makes a step or takes a batch with allranks' runtime, which counts both in a
+file. If no rank has advanced for too long, the agent samples their stacks several times: a training may advance without
+output, and then all its ranks move. In a hang at least one rank stays at the same place.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from allranks.record.spec import NodeSpec
 from allranks.record.stacks import Collective, Frame, parse
 from allranks.system.processes import stuck_state
 
-#: The usual timeout is so many usual steps, and so many seconds at least.
+#: The default timeout: this many usual steps, but at least this many seconds.
 _USUAL_STEPS = 10
 _LEAST_SECONDS = contract.scaled_wait(300.0)
-#: What the usual step is the median of: gaps between signs of progress.
+#: The usual step is the median of this many gaps between signs of progress.
 _GAPS = 64
 _LOOK_SECONDS = contract.scaled_wait(1.0)
-#: Stacks are taken so often, with so many seconds between.
+#: Number of stack samples, and the seconds between them.
 _SAMPLES = 5
 _SAMPLE_SECONDS = contract.scaled_wait(5.0)
-#: The innermost frames of a stack that are kept.
+#: Innermost frames of a stack to keep.
 _FRAMES = 48
-#: The most groups of ranks that a report has, and the frames of each if there are more.
+#: Most groups of ranks in a report, and the frames kept of each if there were more.
 _GROUPS, _FEW_FRAMES = 32, 4
 #: How long before the time limit a hang ends a run that no terminal follows.
 _NEAR_SECONDS = contract.scaled_wait(300.0)
 
-#: What a node reports of ranks that do not advance: since when (in seconds since 1970), whether all of them move, in
-#: groups those at the same place, and the ranks that have exited.
+#: A node's report of ranks that do not advance: since when (seconds since 1970), whether all of them move, the ranks
+#: grouped by place, and the ranks that have exited.
 Quiet = dict[str, Any]
 
 
 @dataclass
 class _Stand:
-    """Where a rank was seen to stand."""
+    """The stack samples of one rank."""
 
-    start: int  # The size that its file of stacks had before the first request.
-    end: int  # The size that it had before the last request.
-    frames: tuple[Frame, ...] = ()  # Of its newest stack, innermost first.
-    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # The functions of each of its stacks.
-    stack: str = "none"  # "shown"; "late": it has not answered the request; "none": it cannot write its stack.
-    collective: Collective | None = None  # The pending one, by its newest answer, which may come after the stack.
+    start: int  # Size of its stack file before the first request, in bytes.
+    end: int  # The same before the last request.
+    frames: tuple[Frame, ...] = ()  # Of the newest stack, innermost first.
+    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # The functions of each stack.
+    stack: str = "none"  # "shown"; "late": not answered yet; "none": the rank cannot write its stack.
+    collective: Collective | None = None  # The pending one in the newest answer, which may come after the stack.
 
 
 class HangWatch:
     """Watches the ranks of this node."""
 
     def __init__(self, node: NodeSpec, folder: Path, index: LogIndexWriter) -> None:
-        self.quiet: Quiet | None = None  # What is known of the ranks if they have not advanced for too long.
-        self.advanced: float | None = None  # When one last did, in seconds since 1970; None before they start.
+        self.quiet: Quiet | None = None  # The report while no rank has advanced for too long.
+        self.advanced: float | None = None  # When a rank last advanced, in seconds since 1970; None before the start.
         self._timeout, self._node, self._folder, self._index = node.hang_timeout, node.node, folder, index
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._pids: dict[int, int] = {}
@@ -74,7 +74,7 @@ class HangWatch:
         self._samples = 0
 
     def start(self, pids: Mapping[int, int]) -> None:
-        """Watch a new generation: processes by global rank."""
+        """Watch a new generation; ``pids`` maps global ranks to process ids."""
         self._pids = dict(pids)
         for descriptor in self._steps.values():
             os.close(descriptor)
@@ -83,7 +83,7 @@ class HangWatch:
         self._note_advance(time.monotonic())
 
     def tick(self, alive: Collection[int]) -> None:
-        """Look whether ranks have advanced, about once a second; ``alive`` holds their process ids."""
+        """Check about once a second whether ranks have advanced; ``alive`` holds the process ids of living ranks."""
         if (now := time.monotonic()) < self._next or self._timeout == 0 or not alive:
             return
         self._next = now + (_SAMPLE_SECONDS if self._stands else _LOOK_SECONDS)
@@ -111,15 +111,15 @@ class HangWatch:
         self.quiet = None
 
     def _newest_sign(self, alive: int) -> tuple[int, ...]:
-        """Return what differs once a rank has advanced: logs that have grown, ranks that have exited, steps."""
+        """Return values that change when a rank advances: log sizes, number of living ranks, counted steps."""
         for rank in self._pids.keys() - self._steps.keys():
-            with suppress(OSError):  # It has not got so far, or uses nothing of ours.
+            with suppress(OSError):  # The rank does not use the runtime, or not yet.
                 path = self._folder / contract.rank_step(rank)
                 self._steps[rank] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         counts = (os.pread(descriptor, 8, 0) for descriptor in self._steps.values())
         return (self._index.growths, alive, *(int.from_bytes(count, "little") for count in counts))
 
-    # --- where they stand ---
+    # --- stack samples ---
 
     def _living(self, alive: Collection[int]) -> dict[int, int]:
         return {rank: pid for rank, pid in self._pids.items() if pid in alive}
@@ -136,7 +136,7 @@ class HangWatch:
             self._stands[rank].stack = "late" if pid in able else "none"
 
     def _sample(self, alive: Collection[int]) -> None:
-        """Read the stacks that were requested of ranks, and request them again or conclude."""
+        """Read the requested stacks; request another sample, or conclude after the last one."""
         for rank, stand in self._stands.items():
             if stand.stack == "late" and (found := parse(self._dump(rank, stand.end), rank, self._node)):
                 stand.frames, stand.stack = found.frames[:_FRAMES], "shown"
@@ -180,7 +180,7 @@ def _group(rank: int, stand: _Stand, pid: int | None) -> dict[str, Any]:
 
 
 def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups with those at the same place as one, the largest first."""
+    """Merge groups at the same place; return them, the largest first."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         place = repr([group[key] for key in ("frames", "stack", "state", "collective")])
@@ -189,7 +189,7 @@ def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     sized = sorted(found.values(), key=lambda group: (-len(group["ranks"]), group["ranks"]))
     if len(sized) <= _GROUPS:
         return sized
-    # Ranks that all stand elsewhere: a message between agents has at most a megabyte.
+    # If every rank is at another place, the report must still fit a message between agents: at most 1 MiB.
     if any(len(group["frames"]) > _FEW_FRAMES for group in sized):
         return merged({**group, "frames": group["frames"][:_FEW_FRAMES]} for group in sized)
     others = sorted(rank for group in sized[_GROUPS:] for rank in group["ranks"])
@@ -200,15 +200,15 @@ class HangJudge:
     """Decides for all nodes of a generation whether it hangs, and what follows."""
 
     def __init__(self, node: NodeSpec) -> None:
-        self.hang: dict[str, Any] | None = None  # What is recorded of the hang; None while ranks advance.
+        self.hang: dict[str, Any] | None = None  # The recorded hang; None while ranks advance.
         self._policy = node.on_hang
         self._end_time = float(os.environ.get(contract.END_TIME) or 0)
         self._is_watched = bool(os.environ.get(contract.TERMINAL))
 
     def judge(self, reports: Sequence[Quiet | None], left: Collection[int] = ()) -> tuple[str, dict[str, Any]] | None:
-        """Return an event to record, with its fields, if the ``reports`` of nodes with living ranks show a change.
+        """Return an event and its fields if a hang begins or ends by the ``reports`` of nodes with living ranks.
 
-        ``left`` are the ranks of other nodes, all of which have exited.
+        ``left`` are the ranks of nodes on which all ranks have exited.
         """
         if not reports:
             return None
@@ -233,7 +233,7 @@ class HangJudge:
 
     @property
     def action(self) -> str:
-        """What a hang leads to now: ``report``, ``restart`` or ``end``."""
+        """What follows a hang now: ``report``, ``restart`` or ``end``."""
         if self._policy:
             return self._policy
         is_near = bool(self._end_time) and time.time() >= self._end_time - _NEAR_SECONDS
@@ -241,7 +241,7 @@ class HangJudge:
 
     @property
     def why(self) -> str:
-        """The reason for which a hang ends the run."""
+        """The reason to record when a hang ends the run."""
         assert self.hang
         near = "" if self._policy else ": the time limit is near, and no terminal follows the run"
         return f"the ranks hang: none has advanced for {time.time() - self.hang['since']:.0f} s{near}"

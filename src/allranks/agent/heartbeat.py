@@ -1,4 +1,4 @@
-"""What an agent records of itself and its ranks: heartbeat, usage and its own log. On a full disk they are lost."""
+"""Heartbeat, resource usage and log of an agent. On a full disk they are lost, and the agent continues."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_SECONDS = contract.scaled_wait(5.0)
 _USAGE_SECONDS = 2.0
-#: The looks at the queue of the network that count: those of half a minute, 50 ms apart.
+#: Samples of the network's send queue that count: half a minute, 50 ms apart.
 _LOOKS = 600
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Places in /proc/<pid>/stat, counted from the state on (man 5 proc).
+#: Field indices in /proc/<pid>/stat, counted from the state (man 5 proc).
 _STATE, _PARENT, _GROUP, _USER, _SYSTEM, _RESIDENT = 0, 1, 2, 11, 12, 21
-#: What torch's data loaders name their workers, since 2.6.
+#: Name of the worker processes of torch's data loaders, since torch 2.6.
 _WORKER = "pt_data_worker"
 
 
 class Heartbeat:
-    """A file in the node's directory that changes every few seconds; with it goes what else is recorded all the time.
+    """Updates a file in the node's directory every few seconds, and drives log index, usage and requests for stacks.
 
-    ``is_alone``: whether the job has this node only, so that no link between nodes can be slow.
+    ``is_alone``: whether this is the job's only node, so that no link between nodes can be slow.
     """
 
     def __init__(self, folder: Path, mode: int, *, is_alone: bool = False) -> None:
         self.index = LogIndexWriter(folder, mode)  # Of the logs of the node's ranks.
-        #: Returns when one of the ranks last advanced, in seconds since 1970, if that is known.
+        #: Returns when a rank last advanced, in seconds since 1970; None if unknown.
         self.advanced: Callable[[], float | None] = lambda: None
         self._usage = Usage(folder / contract.USAGE, mode, is_alone=is_alone)
         self._stacks = StackRequests(folder, mode)
@@ -54,7 +54,7 @@ class Heartbeat:
         self._beat()
 
     def tick(self, find: Callable[[], Collection[int]]) -> None:
-        """Record which logs have grown and, when it is time, the heartbeat and usage; answer requests for stacks.
+        """Record which logs have grown and, when due, heartbeat and usage; answer requests for stacks.
 
         ``find`` returns the process groups of the ranks.
         """
@@ -67,17 +67,17 @@ class Heartbeat:
         if (now := time.time()) >= self._next:
             self._next = now + _HEARTBEAT_SECONDS
             try:
-                # Fixed width, in place: a reader sees this beat or the last one, and the disk need have no space.
+                # Fixed width and in place: readers see a complete beat, and a full disk does not matter.
                 os.pwrite(self._descriptor, f"{now:017.6f}\n".encode(), 0)
             except OSError:
                 pass  # The disk is full or gone; the next beat may work.
 
 
 class Usage:
-    """Records every two seconds what the ranks use of their node, in a file that ``allranks top`` reads.
+    """Records the resource usage of the ranks every two seconds, in a file that ``allranks top`` reads.
 
-    CPU, memory and disk of their process groups are from /proc, GPUs from NVIDIA's management library. What goes over
-    the network is the node's, in bytes a second as the disk.
+    CPU, memory and disk are summed over the ranks' process groups (/proc); GPUs come from NVIDIA's management library;
+    network traffic is that of the node. Disk and network are in bytes per second.
     """
 
     def __init__(self, path: Path, mode: int, *, is_alone: bool = False) -> None:
@@ -91,7 +91,7 @@ class Usage:
         self._thread: threading.Thread | None = None
 
     def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
-        """Take a sample when it is time to, of the process groups whose ids ``find`` returns."""
+        """Sample, when due, the process groups whose ids ``find`` returns."""
         now = time.monotonic()
         if not self._is_alone:
             self._queued.append(packets_wait())
@@ -100,7 +100,7 @@ class Usage:
         self._next = now + _USAGE_SECONDS
         memory, counters, workers = _used(groups)
         if not memory:
-            return  # They have just ended: the last sample is of what they used.
+            return  # The ranks have just exited: keep the last sample.
         rates = self._own.of(counters, now)
         for rank, found in workers.items():
             found |= {name: rates.pop(f"{name} {rank}", None) for name in ("cpus", "queued")}
@@ -114,12 +114,12 @@ class Usage:
             **rates,
         }
         sample["advanced"] = advanced()
-        # In a thread: the driver of GPUs may take seconds, or hang, and the agent must not.
+        # In a thread: the GPU driver may take seconds, or hang, and must not block the agent.
         self._thread = threading.Thread(target=self._write, args=(sample,), name="allranks-usage", daemon=True)
         self._thread.start()
 
     def _write(self, sample: dict[str, Any]) -> None:
-        from allranks.system import cgroups  # Not for those who only write to the log.
+        from allranks.system import cgroups  # Not needed to write the log.
         from allranks.system.gpus import Gpus
 
         self._gpus = self._gpus or Gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -140,9 +140,11 @@ class Usage:
 
 
 def _used(groups: Collection[int]) -> tuple[int, dict[str, float], dict[int, dict[str, Any]]]:
-    """Return the bytes of memory that ranks' process groups hold, and their seconds of CPU and bytes of disks so far.
+    """Sum the usage of the ranks' process groups.
 
-    The last are the data-loader workers of each rank, by its process id: how many, and how many the disk blocks now.
+    Returns:
+       Memory in bytes; CPU seconds and disk bytes so far; the data-loader workers of each rank, by its process id: how
+       many there are, and how many wait for the disk.
     """
     ticks = pages = read = written = 0
     workers = dict[int, dict[str, Any]]()
@@ -166,9 +168,9 @@ def _used(groups: Collection[int]) -> tuple[int, dict[str, float], dict[int, dic
 
 
 def complain(text: str | None = None) -> None:
-    """Write ``text``, or the traceback of the exception being handled, to the agent's own log, if that works."""
+    """Append ``text``, or the traceback of the exception being handled, to the agent's log if possible."""
     text = traceback.format_exc() if text is None else text + "\n"
     try:
         os.write(2, text.encode(errors="backslashreplace"))
     except OSError:
-        pass  # The disk is full: there is no other place for it.
+        pass  # The disk is full.

@@ -1,7 +1,7 @@
-"""A node's agent, from its orders to its exit code.
+"""A node's agent, from its spec to its exit code.
 
-``python <run>/code <run>/node-000.json`` starts it. First torch is imported, if the ranks need it, then the fork server
-is forked: that process stays as it is, and everything that makes threads or connections happens in the agent.
+``python <run>/code <run>/node-000.json`` starts it. The agent imports torch if the ranks need it, then forks the fork
+server. Only after that does the agent start threads and open connections, so the fork server has none.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from allranks.system import routes
 if TYPE_CHECKING:
     from allranks.agent.network import NetworkSetting
 
-#: Set when this process found, after the import of torch, that it must not fork ranks, and executed itself again.
+#: Set when this process found after importing torch that it must not fork ranks, and executed itself again: the reason.
 _PLAIN = "ALLRANKS_PLAIN_BECAUSE"
 _HIGHEST_PORT = 65535
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run the agent of the node whose orders are in ``argv[1]``; exits with the job's exit code here."""
+    """Run the agent of the node whose spec is the file ``argv[1]``; exit with this node's exit code."""
     began = time.time()
-    gc.disable()  # Until all is imported: going over what torch has loaded takes a tenth of a second each time.
+    gc.disable()  # Until the imports are done: each collection of torch's objects takes 0.1 s.
     spec = NodeSpec.from_json(Path(argv[1]).read_text(encoding="utf-8"))
     try:
         node = placed(spec, os.environ)
     except AllranksError as error:
-        complain(f"error: {error}")  # The node, and so its directory in the record, is not known.
+        complain(f"error: {error}")  # Without its node number the agent has no directory to record in.
         os._exit(error.exit_code)
     stop = StopRequest(lambda stop: Agent(node).stop_early(stop))
     stop.listen()
     listener = None
     if node.nnodes > 1 and node.node == 0:
-        try:  # Now: the agents of other nodes may connect while torch is imported.
+        try:  # Before the import of torch, so that agents of other nodes can connect meanwhile.
             listener = routes.listen_for(node.master_addr, node.master_port or 0, BACKLOG)
         except OSError as error:
             what = f"cannot listen on port {node.master_port or 0} of this machine"
@@ -63,17 +63,17 @@ def main(argv: list[str]) -> NoReturn:
     if plain is None and needs_torch:
         plain = _warm_up(node, argv, settings)
     if os.environ.get(contract.LIFELINE) == contract.HELD and not os.read(0, 1):
-        os._exit(0)  # The launcher is gone before it has released the run.
+        os._exit(0)  # The launcher died before it released the run.
     channel = fork_server(node, None if plain is None else (sys.executable, *node.python_options), listener)
     outcome = Agent(node).run(Start(channel, plain, needs_torch, began, stop, listener, settings))
-    # At once: an interpreter with torch in it takes a tenth of a second to take itself apart.
+    # Skip the interpreter's shutdown, which takes 0.1 s once torch is imported.
     os._exit(outcome.exit_code)
 
 
 def _settings(node: NodeSpec) -> list[NetworkSetting]:
-    """Decide about network and threads, and set it: some of it is read when torch is imported."""
+    """Decide and apply network and thread settings before torch is imported, which reads some of them."""
     if node.nnodes == 1 and not is_placed(os.environ):
-        return []  # The script of this machine has set it all.
+        return []  # This machine's node.sh has set them.
     from allranks.agent import network
 
     settings = network.decide(node.master_addr, node.nnodes, node.nproc_per_node, os.environ)
@@ -82,35 +82,39 @@ def _settings(node: NodeSpec) -> list[NetworkSetting]:
 
 
 def _warm_up(node: NodeSpec, argv: list[str], settings: list[NetworkSetting]) -> str | None:
-    """Import torch; if forking turns out to be unsafe, start again in an interpreter without it."""
+    """Import torch; if forking is then unsafe, execute the agent again without it.
+
+    Returns:
+       Why ranks start as plain interpreters; None if they are forked.
+    """
     try:
         import torch
 
         if fork_policy.makes_optimizers(node):
             import torch._dynamo  # noqa: F401
     except Exception:  # noqa: BLE001 - a library of torch's that is missing or broken raises anything
-        return "torch cannot be imported"  # The agent says more: it needs torch itself.
+        return "torch cannot be imported"  # The agent reports details when it imports torch itself.
     unsafe = fork_policy.why_unsafe_to_fork()
     if unsafe:
         os.environ[_PLAIN] = unsafe
         for setting in settings:
-            os.environ.pop(setting.name, None)  # They are decided, and recorded, again.
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until they are handled again.
+            os.environ.pop(setting.name, None)  # Decided and recorded again by the new process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until the new process handles them.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], argv[1]])
     return None
 
 
 def fork_server(node: NodeSpec, python: tuple[str, ...] | None, listener: socket.socket | None = None) -> socket.socket:
-    """Fork the fork server, and return the agent's end of the socket to it.
+    """Fork the fork server; return the agent's end of the socket to it.
 
-    ``python`` is the command of a new interpreter for each rank; None if the ranks run in the forked one.
+    ``python`` is the interpreter command that each rank executes; None if ranks run in the forked process.
     """
     ours, theirs = socket.socketpair()
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until the server ignores them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until the fork server ignores them.
     if os.fork() == 0:
         ours.close()
         if listener:
-            listener.close()  # The server must not keep it open when the agent is gone.
+            listener.close()  # Else the fork server would keep the port open after the agent's death.
         _serve(theirs, node, python)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
     theirs.close()
@@ -120,26 +124,26 @@ def fork_server(node: NodeSpec, python: tuple[str, ...] | None, listener: socket
 def _serve(channel: socket.socket, node: NodeSpec, python: tuple[str, ...] | None) -> NoReturn:
     try:
         start = ForkServer(channel, node.stop_timeout).serve()
-        os.environ.pop(contract.LIFELINE, None)  # STDIN stays, for the rank to connect.
-    except BaseException:  # noqa: BLE001 - in the server or in a new rank: neither may continue as an agent
+        os.environ.pop(contract.LIFELINE, None)  # STDIN stays: the rank connects it.
+    except BaseException:  # noqa: BLE001 - neither the fork server nor a rank may continue as an agent
         complain()
         os._exit(1)
     if start is None:
         os._exit(0)
-    # From here on this process is a rank: it must end as an interpreter ends, not return to the agent's code.
+    # This process is a rank now: it must exit like an interpreter, not return to the agent's code.
     become(node, python, start)
 
 
-# --- the place of this node: only the node knows it, and the orders are the same for all nodes of a run ---
+# --- the place of this node: the environment gives it, since all nodes of a run share one spec ---
 
 
 def is_placed(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment of this agent has its place."""
+    """Return whether the environment gives this node's place."""
     return any(environ.get(name) for name in contract.OF_A_NODE)
 
 
 def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
-    """Return the orders with this node's place, if the environment has one; raise a LaunchError if that is invalid."""
+    """Return the spec with this node's place from the environment; raise a LaunchError if that is invalid."""
     if not is_placed(environ):
         return spec
     needed = (*contract.OF_A_NODE, contract.ATTEMPT)
@@ -155,16 +159,16 @@ def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
     is_name = spec.kind == "module" or (spec.kind == "binary" and os.sep not in spec.target)
     mine = replace(
         spec,
-        run_dir=environ.get(contract.RUN_DIR) or spec.run_dir,  # A task of a job array has a directory of its own.
+        run_dir=environ.get(contract.RUN_DIR) or spec.run_dir,  # Each task of a job array has its own directory.
         attempt=_number(environ, contract.ATTEMPT, 0),
         node=_number(environ, contract.NODE_RANK, 0, nodes - 1),
         nnodes=nodes,
         nproc_per_node=_number(environ, contract.NODE_NPROC, 1),
-        # Relative to the working directory where each node has a copy of that.
+        # Relative to the working directory, of which each node has a copy.
         target=spec.target if is_name else str(Path.cwd() / spec.target),
     )
     port = _number(environ, contract.RDZV_PORT, 1, _HIGHEST_PORT)
-    # The ranks of a single node meet where the orders say.
+    # The ranks of a single node use the spec's rendezvous.
     return mine if nodes == 1 else replace(mine, master_addr=environ[contract.RDZV_HOST], master_port=port)
 
 

@@ -1,6 +1,6 @@
-"""The ranks of one of several nodes: started, watched, ended and restarted together with those of the other nodes.
+"""Runs the ranks of one of several nodes, together with those of the other nodes.
 
-The :class:`Coordinator` in node 0's agent decides what is to be done, for all nodes alike.
+The :class:`Coordinator` in node 0's agent decides when all nodes start, end and restart their ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from allranks.record.events import EventWriter
 from allranks.record.spec import NodeSpec
 
 _POLL_SECONDS = 0.05
-#: What ranks get to exit when a node is lost and others continue: they wait for its ranks, and cannot save together.
+#: Grace period for ranks when a node is lost and the others continue: without its ranks they cannot save a checkpoint.
 _WITHOUT_A_NODE_SECONDS = contract.scaled_wait(5.0)
-#: What node 0 waits for the others when the attempt is over, beyond what their ranks may take to end.
+#: How long node 0 waits for the others at the end of the attempt, beyond the grace period of their ranks.
 _LEAVE_SECONDS = 10.0
 
 
@@ -37,19 +37,19 @@ def run_many_nodes(
     group: WorkerGroup,
     events: EventWriter,
 ) -> Outcome:
-    """Run this node's ranks, with all restarts of all nodes, and return how the attempt has ended on all of them.
+    """Run this node's ranks through all restarts; return the outcome of the attempt, which is the same on all nodes.
 
     No rank is left when this returns or raises. Node 0 has the ``listener``, to which the other agents connect.
 
     Raises:
-        LaunchError: the other agents cannot be reached, no further process is allowed, torch is needed and missing,
-            or the run has no key.
-        StopRequestedError: the run is to stop.
+       LaunchError: the other agents cannot be reached, the process limit is reached, torch is needed and missing,
+           or the run has no key.
+       StopRequestedError: a stop of the run was requested.
     """
     known = run_key.read(Path(node.run_dir, contract.KEY_FILE))
     coordinator = None
     if listener:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Each other node is a connection.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Each node is a connection.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         coordinator = Coordinator(node, known, listener, stores, torch_to_match())
     client = CoordinatorClient(node, known, stop, events, coordinator)
@@ -80,7 +80,7 @@ def run_many_nodes(
 
 
 def _drive(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) -> None:
-    """Run one generation after the other, until the attempt is over on all nodes."""
+    """Run generations of ranks until the attempt is over on all nodes."""
     while True:
         client.ready()
         while not (client.generation or client.outcome):
@@ -101,7 +101,7 @@ def _drive(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) -> Non
 
 
 def _take_part(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) -> bool:
-    """End the ranks if one has failed, here or elsewhere; return whether none is left, which is then reported."""
+    """End the ranks if one failed on any node; if none is left, report that to the coordinator and return True."""
 
     def patience() -> float:
         return min(node.stop_timeout, _WITHOUT_A_NODE_SECONDS) if client.goes_on_without else node.stop_timeout

@@ -1,7 +1,7 @@
-"""Which network interface the ranks use, and how many CPU threads: decided on each node, from what it has.
+"""Chooses on each node the network interface of the ranks and their number of CPU threads.
 
-Libraries choose by lists of names, or take the address that the host's own name stands for, which may be the
-loopback's. The right interface is the one that carries the route to the other nodes.
+NCCL and Gloo choose an interface by a list of names, or by the address of the host's own name, which may be the
+loopback. The right interface is the one with the route to the other nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GLOO, _NCCL, _THREADS = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_TH
 
 @dataclass(frozen=True)
 class NetworkSetting:
-    """A variable that the ranks get, and why; a value of None means that it is left alone."""
+    """A variable of the ranks, and the reason; None as the value leaves the variable unchanged."""
 
     name: str
     value: str | None
@@ -32,10 +32,10 @@ class NetworkSetting:
 def decide(
     master: str, nodes: int, ranks: int, environ: Mapping[str, str], *, sys: str = "/sys", proc: str = "/proc"
 ) -> list[NetworkSetting]:
-    """Decide the variables of this node's network and CPUs; what is set already stays.
+    """Return the network and thread settings of this node; variables that are set already stay.
 
-    ``nodes`` of them meet at the host ``master``, and this one has ``ranks`` ranks. The kernel shows devices in ``sys``
-    and routes in ``proc``.
+    The job has ``nodes`` nodes, which meet at the host ``master``; this node has ``ranks`` ranks. ``sys`` and ``proc``
+    are the mount points of the kernel's file systems.
     """
     cpus = int(environ.get(contract.NODE_CPUS) or usable_cpus())
     threads = NetworkSetting(_THREADS, str(max(1, cpus // ranks)), f"CPUs: {cpus}, ranks: {ranks}")
@@ -44,7 +44,7 @@ def decide(
 
 
 def apply(settings: list[NetworkSetting], environ: MutableMapping[str, str]) -> None:
-    """Set what was decided, and list it in :data:`contract.DECIDED`."""
+    """Set the variables in ``environ``, and list their names in :data:`contract.DECIDED`."""
     decided = {setting.name: setting.value for setting in settings if setting.value is not None}
     environ.update({**decided, contract.DECIDED: " ".join(decided)})
 
@@ -63,12 +63,12 @@ def _interfaces(master: str, nodes: int, environ: Mapping[str, str], sys: Path, 
     if device := _active_device(sys):
         yield NetworkSetting(_NCCL, None, f"left to NCCL: {device} is active")
     else:
-        # Without "=" it would also match all interfaces whose names start so.
+        # Without "=" NCCL also takes every interface whose name starts with this one.
         yield NetworkSetting(_NCCL, f"={interface}", f"{why}; no InfiniBand or RoCE device is active")
 
 
 def _active_device(sys: Path) -> str | None:
-    """Return the name of an InfiniBand or RoCE device with a port that is up; None if there is none."""
+    """Return the name of an InfiniBand or RoCE device with an active port; None if there is none."""
     for state in sorted(sys.glob("class/infiniband/*/ports/*/state")):
         try:
             if "ACTIVE" in state.read_text():

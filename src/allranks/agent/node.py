@@ -1,4 +1,4 @@
-"""One node's part of an attempt: ranks run, events are recorded, and a signal or a lost launcher ends it."""
+"""One node's part of an attempt: runs the ranks, records events, and stops on a signal or when the launcher dies."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from allranks.record.notify import Notifier
 
 _POLL_SECONDS = 0.05
-#: Events of an agent that are worth a notification.
+#: Agent events that send a notification, and its name.
 _NOTIFIED = {contract.AGENT_STARTED: "start", contract.RESTART: "requeue", contract.ENDED: "end"}
 
 
 class _NotifyingWriter(EventWriter):
-    """Writes an agent's events, and notifies of some of them.
+    """Writes an agent's events, and sends notifications of some.
 
-    ``has_supervisor``: whether that notifies of the start and the end of an attempt.
+    ``has_supervisor``: whether a supervisor notifies of the start and end of the attempt instead.
     """
 
     def __init__(self, path: Path, mode: int, notifier: Notifier, *, has_supervisor: bool) -> None:
@@ -44,7 +44,7 @@ class _NotifyingWriter(EventWriter):
         self._notified = {contract.RESTART: "requeue"} if has_supervisor else _NOTIFIED
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one event, and notify of it; at the end, wait for that, and record what could not be sent."""
+        """Append one event and notify of it; at the last event, wait for the notifications and record failed ones."""
         super().write(kind, **fields)
         if event := self._notified.get(kind):
             facts: dict[str, Any] = {"state": fields.get("state", "RUNNING")}
@@ -62,14 +62,14 @@ class _NotifyingWriter(EventWriter):
 
 
 def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
-    """Return the writer of an agent's events; on the first node of a run that notifies, one that does so.
+    """Return the writer of an agent's events; on the first node of a run with notifications, one that sends them.
 
-    ``umask``: that of the user, for the command that notifies.
+    ``umask``: the user's, for the notification command.
     """
     run = Path(node.run_dir)
     if node.node or not (run / contract.NOTIFY_FILE).exists():
         return EventWriter(path, node.file_mode)
-    from allranks.record.notify import Notifier  # A job without notifications starts sooner without them.
+    from allranks.record.notify import Notifier  # Imported only for jobs with notifications: others start sooner.
 
     has_supervisor = (run / contract.BATCH_ORDERS).exists()
     notifier = Notifier(run, node.attempt, umask=umask)
@@ -90,10 +90,10 @@ class Start:
 
 
 class Agent:
-    """The agent of a node. It opens files: the fork server, which must not inherit them, is forked before."""
+    """The agent of a node. Create it after the fork server, which must not inherit the files that it opens."""
 
     def __init__(self, node: NodeSpec) -> None:
-        # For the agent's own files: the fork server, the ranks and a command that notifies have the user's.
+        # For the agent's own files; fork server, ranks and notification command keep the user's umask.
         umask = os.umask(0o666 & ~node.file_mode)
         self._node = node
         self._folder = Path(node.run_dir, contract.node_dir(node.attempt, node.node))
@@ -101,19 +101,19 @@ class Agent:
         self._events = _event_writer(node, self._folder / contract.AGENT_EVENTS, umask)
 
     def stop_early(self, stop: StopRequest) -> NoReturn:
-        """Exit at once, before there is any rank, because of a signal."""
+        """Exit because of a signal, before any rank was started."""
         assert stop.signal is not None
         self._events.write(contract.STOP_REQUESTED, signal=stop.signal.name, by=stop.why)
         self._record_end(Outcome("CANCELLED", 128 + stop.signal, stop.why))
         os._exit(128 + stop.signal)
 
     def fail_early(self, error: AllranksError) -> NoReturn:
-        """Exit at once, before there is any rank, because of an error."""
+        """Exit because of an error, before any rank was started."""
         self._record_end(self._failed(error))
         os._exit(error.exit_code)
 
     def run(self, start: Start) -> Outcome:
-        """Run the node's ranks to their end, record it, and leave no process behind."""
+        """Run the node's ranks to their end, record the outcome, and leave no process behind."""
         heart = Heartbeat(self._folder, self._node.file_mode, is_alone=self._node.nnodes == 1)
         client = ForkClient(start.channel, lambda: heart.tick(client.pids.values), start.stop.check)
         hangs = HangWatch(self._node, self._folder, heart.index)
@@ -135,7 +135,7 @@ class Agent:
         return outcome
 
     def _drive(self, start: Start, client: ForkClient, group: WorkerGroup) -> Outcome:
-        """Run the ranks, with all their restarts; none is left when this returns or raises."""
+        """Run the ranks through all restarts; none is left when this returns or raises."""
         stop, is_alone = start.stop, self._node.nnodes == 1
         stores = Stores(self._node.master_port if is_alone else None)
         if start.needs_torch:
@@ -146,7 +146,7 @@ class Agent:
         try:
             if is_alone:
                 return self._run_one_node(stores, group, stop)
-            from allranks.agent.many_nodes import run_many_nodes  # A job of one node starts sooner without it.
+            from allranks.agent.many_nodes import run_many_nodes  # Single-node jobs start sooner without it.
 
             return run_many_nodes(self._node, start.listener, stores, stop, client, group, self._events)
         except StopRequestedError as error:
@@ -154,17 +154,17 @@ class Agent:
             self._events.write(contract.STOP_REQUESTED, signal=number.name, by=str(error))
             if group.first_failure is None:
                 return Outcome("CANCELLED", 128 + number, str(error))
-            rank, ended = group.first_failure  # The others were being ended for that.
+            rank, ended = group.first_failure  # The other ranks were already being ended because of it.
             return failed(rank, ended.code)
 
     def _run_one_node(self, stores: Stores, group: WorkerGroup, stop: StopRequest) -> Outcome:
-        """Run the ranks of the only node of a job, with all their restarts."""
+        """Run the ranks of a single-node job through all restarts."""
         node = self._node
         try:
             for restart in range(node.max_restarts + 1):
                 port = stores.open(node.master_addr)
                 group.start(Generation(restart, 0, 1, node.nproc_per_node, 0, node.master_addr, port))
-                group.poll(0)  # Some may have ended while others were started.
+                group.poll(0)  # Some may have exited while others were started.
                 judge = HangJudge(node)
                 while group.is_running and not group.first_failure and not self._must_end(judge, group):
                     stores.tick()
@@ -192,10 +192,10 @@ class Agent:
         was_requested = stop.signal is not None or stop.warned or bool(os.environ.get(contract.END_TIME))
         if was_requested or Path(node.run_dir, contract.CHECKPOINTS_FILE).exists():
             return PREEMPTED
-        return failed(leaving, contract.CONTINUE_LATER)  # No rank can have saved: the exit code is the script's own.
+        return failed(leaving, contract.CONTINUE_LATER)  # Nothing was saved: the code is the script's own.
 
     def _must_end(self, judge: HangJudge, group: WorkerGroup) -> bool:
-        """Record that the ranks hang, or advance again; return whether they are to be ended for a hang."""
+        """Record the start or end of a hang; return whether the ranks must be ended because of it."""
         if found := judge.judge([group.hangs.quiet]):
             kind, fields = found
             self._events.write(kind, **fields)
@@ -230,8 +230,8 @@ class Agent:
         )
 
     def _kill_all(self) -> None:
-        """Kill the processes that ranks have started: no other process knows of them without the fork server."""
-        here = os.environ.get(contract.NODE_RANK)  # On the first node a scheduler's own commands may be marked too.
+        """Kill the processes that ranks have started, which the fork server can no longer do."""
+        here = os.environ.get(contract.NODE_RANK)  # On the first node, scheduler commands may carry the run's mark too.
         for pid in marked(contract.RUN_DIR, self._node.run_dir):
             if variable_of(pid, contract.NODE_RANK) == here:
                 signal_process(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""What only a node knows of a rank's failure: its kernel's log, control group, disks, network links and GPUs.
+"""Facts about a rank's failure that only its node has: kernel log, control group, disks, network links and GPUs.
 
-Each fact is a line that the rules of :mod:`allranks.diagnosis` read like one of a log. What is compared with how it was
-when the ranks started is only reported if it has changed since: others may use the node too.
+Each fact is a line that the rules of :mod:`allranks.diagnosis` read like a log line. Counters are compared with their
+values at the start of the ranks and reported only if they changed, since other jobs may use the node too.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from allranks import contract
 from allranks.system import cgroups
 from allranks.system.processes import text_of, variable_of
 
-#: How long a failure waits for its facts: a dead file server or GPU may never answer.
+#: Limit for collecting facts: a dead file server or GPU may never answer.
 _SECONDS = 2.0
-#: How long before that a command is killed, so that the agent does not leave it behind.
+#: A command is killed this long before the limit, so that the agent leaves no process behind.
 _TO_END = 0.2
-#: Messages of the kernel that can explain the end of a process, and how much of them is recorded.
+#: Kernel messages that can explain the end of a process, and how many characters of each are recorded.
 _RELEVANT = re.compile(
     r"Xid|NVRM: GPU|fallen off the bus|[Oo]ut of memory: |Memory cgroup out of memory|segfault at|traps: .* trap"
     r"|general protection|Hardware Error|EDAC .* UE|AER: .*(?:[Ff]atal|Uncorrect)|I/O error|server \S+ not responding"
     r"|blocked for more than|remounting filesystem read-only"
 )
 _MOST_LINES, _LONGEST, _KERNEL_BYTES = 20, 300, 1 << 20
-#: A process that the kernel has killed because memory ran out, and one that crashed: it may be of another job.
+#: An out-of-memory kill, and a crash, with the process id: it may belong to another job.
 _KILLED = re.compile(r"Killed process (\d+)")
 _CRASHED = re.compile(r"\[(\d+)\]:? (?:segfault at|general protection|trap )")
-#: Less than this is full: a write of a checkpoint or of a worker's batch fails before the last byte is used.
+#: A file system with less free space (bytes) is full: a checkpoint or a worker's batch fails before the last byte.
 _FULL = 1 << 20
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _GPUS = "index,pci.bus_id,ecc.errors.uncorrected.volatile.total"
@@ -40,7 +40,7 @@ _PROCESSES = "gpu_bus_id,pid,used_memory"
 
 
 class NodeFacts:
-    """How a node was when its ranks started, and what is different when one of them fails."""
+    """The node's counters when its ranks started, and what has changed when one fails."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -53,15 +53,15 @@ class NodeFacts:
         self._gpus: list[str] = []
 
     def close(self) -> None:
-        """Let go of the kernel's log."""
+        """Close the kernel's log."""
         if self._kernel is not None:
             os.close(self._kernel)
             self._kernel = None
 
     def collect(self, pids: Collection[int], *, was_killed: bool) -> list[str]:
-        """Return what is known without the GPUs' driver, within 2 s; ``was_killed``: a rank of ``pids`` got SIGKILL."""
+        """Return the facts that need no GPU driver, within 2 s; ``was_killed``: a rank of ``pids`` died of SIGKILL."""
         self._deadline = time.monotonic() + _SECONDS
-        # In a thread: what hangs must not keep the agent from ending the other ranks.
+        # In a thread: a hanging query must not keep the agent from ending the other ranks.
         self._thread = threading.Thread(
             target=self._collect, args=(pids, was_killed), name="allranks-facts", daemon=True
         )
@@ -70,7 +70,7 @@ class NodeFacts:
         return [*self._lines]
 
     def of_gpus(self) -> list[str]:
-        """Return what the GPUs' driver has reported since :meth:`collect`, within the 2 s of both; [] if it is late."""
+        """Return the facts about GPUs, within 2 s of the call of :meth:`collect`; empty if the driver is late."""
         if self._thread is None:
             return []
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
@@ -124,15 +124,15 @@ def _open_kernel_log() -> int | None:
 
 
 def _new_lines(descriptor: int) -> list[str]:
-    """Return the relevant messages of the kernel's log that were not read yet, the newest ones."""
+    """Return the newest relevant kernel messages since the last read."""
     found, size = [], 0
     while size < _KERNEL_BYTES:
         try:
             record = os.read(descriptor, 8192)  # One message: priority,number,microseconds,flags;text.
         except BrokenPipeError:
-            continue  # Older ones have been overwritten: the next read has the oldest that is left.
+            continue  # Messages were overwritten: the next read returns the oldest one left.
         except OSError:
-            break  # There are no more.
+            break
         size += len(record)
         text = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
         if _RELEVANT.search(text):
@@ -141,7 +141,7 @@ def _new_lines(descriptor: int) -> list[str]:
 
 
 def _links() -> Iterator[tuple[str, int]]:
-    """Yield the network interfaces of hardware and the InfiniBand ports, with how often each has lost its link."""
+    """Yield each physical network interface and InfiniBand port, with how often its link went down."""
     counters = [(path.parent.name, path.with_name("carrier_down_count")) for path in _NET.glob("*/device")]
     counters += [(path.parts[-5], path) for path in _INFINIBAND.glob("*/ports/*/counters/link_downed")]
     for name, path in counters:
@@ -150,7 +150,7 @@ def _links() -> Iterator[tuple[str, int]]:
 
 
 def _full(run: Path) -> Iterator[str]:
-    """Yield which of the file systems that trainings write to are full."""
+    """Yield the full file systems among those that trainings write to."""
     for folder in dict.fromkeys((str(run), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), "/dev/shm")):  # noqa: PTH109
         with suppress(OSError):
             here = os.statvfs(folder)
@@ -162,7 +162,7 @@ def _full(run: Path) -> Iterator[str]:
 
 
 def _of_gpus(run: str, deadline: float) -> Iterator[str]:
-    """Yield which GPUs have failed, and who else uses them."""
+    """Yield the GPUs that have failed, and other processes that use them."""
     problem, cards = _query("gpu", _GPUS, deadline)
     if problem:
         yield f"nvidia-smi: {problem}"
@@ -176,7 +176,7 @@ def _of_gpus(run: str, deadline: float) -> Iterator[str]:
 
 
 def _query(what: str, fields: str, deadline: float) -> tuple[str, list[list[str]]]:
-    """Return nvidia-smi's complaint, empty if it has none or is not there, and the rows of its answer."""
+    """Query nvidia-smi; return its error (empty if none, or if it is not installed) and the rows of its output."""
     import subprocess  # An agent starts sooner without it.
 
     command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader"]
@@ -198,7 +198,7 @@ def _owner(pid: str) -> str:
     try:
         user, name = process.stat().st_uid, text_of(process / "comm").strip()
     except OSError:
-        return ""  # In a container it may be a number of the host's.
+        return ""  # In a container the id may be the host's.
     with suppress(KeyError):
         return f" ({name} of {pwd.getpwuid(user).pw_name})"
     return f" ({name} of user {user})"

@@ -18,15 +18,15 @@ from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.rank_environment import Variables
 from allranks.system.schedulers import SchedulerEnvironment
 
-#: What can start tasks on the nodes of a job, in the order of preference; ``{line}`` is the first line of the node in
-#: PBS_NODEFILE, from 0. ssh hands one word to a shell there.
+#: Programs that start a task on a node of the job, in order of preference. ``{line}`` is the node's first line in
+#: PBS_NODEFILE, counted from 0. ssh passes one word to a shell on the node.
 STARTERS = {
     "pbs_tmrsh": ("{host}",),
     "pbsdsh": ("-n", "{line}", "--"),
     "mpiexec": ("-n", "1", "-host", "{host}"),
     "ssh": ("-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "{host}"),
 }
-#: What comes of a qrerun that is ended together with the job it puts back, or that does not want to wait for that.
+#: The error of a qrerun that was killed with the job that it requeues, or that did not wait for the requeue.
 _IS_UNDER_WAY = re.compile(r"exit code -\d+$|Job rerun request still in progress")
 
 _NODEFILE = ("PBS_NODEFILE",)
@@ -36,9 +36,9 @@ _LINE = ("PBS_VNODENUM",)
 class Environment(SchedulerEnvironment):
     """PBS_NODENUM, which is the host's number, and the hosts in PBS_NODEFILE.
 
-    A host has as many lines in the file as it has tasks. Torque also gives the line, in PBS_VNODENUM. PBS starts a
-    task of pbsdsh with almost no environment: PBS_NODEFILE must be handed on, and readable on each node. Source:
-    "Environment variables" in the reference guides of PBS Pro and Torque.
+    A host has one line in the file per task. Torque also gives the line number, in PBS_VNODENUM. PBS starts a task of
+    pbsdsh with almost no environment: the job must pass PBS_NODEFILE on, and the file must be readable on each node.
+    Source: "Environment variables" in the reference guides of PBS Pro and Torque.
     """
 
     name = "PBS"
@@ -68,7 +68,7 @@ class Environment(SchedulerEnvironment):
         return len(self._lines(env))
 
     def find_rank(self, env: Variables) -> int | None:
-        """Count the lines of the hosts before this one, and our place on this one."""
+        """Count the lines of the hosts before this one, plus our local rank."""
         lines, host = self._lines(env), self._host(env)
         hosts = list(dict.fromkeys(lines))
         before = hosts[: hosts.index(host)]
@@ -97,7 +97,7 @@ class Environment(SchedulerEnvironment):
         return lines
 
     def _host(self, env: Variables) -> str:
-        # Once each, in the order first seen: the position is the node's number.
+        # Distinct, in order: the position is the node's number.
         hosts, node = list(dict.fromkeys(self._lines(env))), self.number(env, self.rank) or 0
         if node >= len(hosts):
             raise RankEnvironmentError(
@@ -108,7 +108,7 @@ class Environment(SchedulerEnvironment):
         return hosts[node]
 
     def find_local_rank(self, env: Variables) -> int:
-        """Find our place among the tasks of this host, from Torque's line number if there are several."""
+        """Return 0 for the only task of a host; of several, derive the local rank from Torque's line number."""
         lines, host = self._lines(env), self._host(env)
         line = self.number(env, _LINE)
         if lines.count(host) == 1:
@@ -122,7 +122,7 @@ class Environment(SchedulerEnvironment):
         return lines[:line].count(host)
 
     def advice(self, env: Variables, there: list[str], missing: list[str]) -> str:
-        """Return how the tasks get the node file."""
+        """Return how to give the tasks the node file."""
         return (
             "copy $PBS_NODEFILE to a directory that all nodes share, and start the tasks with "
             "pbsdsh -- env PBS_NODEFILE=/that/copy python train.py"
@@ -134,14 +134,14 @@ class Job(BatchJob):
 
     submit_dir = "PBS_O_WORKDIR"
 
-    def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
-        super().__init__(orders, node, environ)
+    def __init__(self, spec: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
+        super().__init__(spec, node, environ)
         self.array_task = environ.get("PBS_ARRAY_INDEX") or environ.get("PBS_ARRAYID")
         self.id = environ["PBS_JOBID"]
         self.number = int(re.sub(r"\D.*", "", self.id) or 0) + int(self.array_task or 0)
 
     def hosts(self) -> Sequence[str]:
-        """Return the hosts in PBS's order; some may be in its file several times."""
+        """Return the hosts in PBS's order; the node file may name one several times."""
         return self.distinct(self._lines(), "ask for -l place=scatter" if self.node.nnodes > 1 else "ask for one node")
 
     def start_and_limit(self) -> tuple[float | None, int | None]:
@@ -150,7 +150,7 @@ class Job(BatchJob):
         lines = (line.strip().partition(" = ") for line in answer.replace("\n\t", "").splitlines())
         fields = {name: value for name, _, value in lines}
         started = limit = None
-        with suppress(ValueError):  # It has none, or the site's PBS writes it in another way.
+        with suppress(ValueError):  # No limit, or another format of this site's PBS.
             hours, minutes, seconds = map(int, fields.get("Resource_List.walltime", "").split(":"))
             limit = 3600 * hours + 60 * minutes + seconds
         with suppress(ValueError):
@@ -161,20 +161,20 @@ class Job(BatchJob):
     def run(self, attempt: Path, hosts: Sequence[str]) -> int:
         """Start a task for each node or rank, and wait for all."""
         if os.environ.get("OMP_NUM_THREADS") == os.environ.get("NCPUS"):
-            os.environ.pop("OMP_NUM_THREADS", None)  # PBS sets it for one rank that has all CPUs of its node.
+            os.environ.pop("OMP_NUM_THREADS", None)  # PBS sets it for one rank with all CPUs of the node.
         return super().run(attempt, hosts)
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         """Return the command that runs words on a host."""
-        starter = self.orders.start_with or next((name for name in STARTERS if shutil.which(name)), "ssh")
+        starter = self.spec.start_with or next((name for name in STARTERS if shutil.which(name)), "ssh")
         line = str(self._lines().index(host))
         place = [part.format(host=host, line=line) for part in STARTERS[starter]]
-        return [starter, *self.orders.options, *place, *([shlex.join(words)] if starter == "ssh" else words)]
+        return [starter, *self.spec.options, *place, *([shlex.join(words)] if starter == "ssh" else words)]
 
     def ending(self) -> str | None:
-        """Return the message that the job was deleted, or that PBS requeues it itself for its nodes; None if neither.
+        """Return a message if the job was deleted, or if PBS requeues it itself after losing a node; else None.
 
-        A job that PBS ends because a node is lost is not requeued by PBS. If PBS does not answer it counts as deleted.
+        A job that PBS ends because a node is lost is not requeued by PBS. If PBS does not answer, it counts as deleted.
         """
         ending = super().ending()
         if ending and any(self.attempt_dir.glob(f"node-*/{contract.CUT_OFF}")):
@@ -183,9 +183,9 @@ class Job(BatchJob):
         return ending
 
     def requeue(self, *, lost: bool) -> str | None:
-        """Put the job back into the queue; return what kept it from that: most sites let operators do it alone.
+        """Put the job back into the queue; return the error, or None. Most sites let only operators do that.
 
-        A job that has lost a node other than its first ends only when that is back, even if it is deleted.
+        A job that has lost a node other than its first ends only when that node is back, even if the job is deleted.
         """
         if lost:
             return "PBS ends a job that has lost a node only when that is back"
@@ -193,18 +193,18 @@ class Job(BatchJob):
         return None if refused and _IS_UNDER_WAY.search(refused) else refused
 
     def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
-        """Submit the run's script; return the new id, and what kept it from that."""
+        """Submit the run's script as a new job; return its id, and the error or None."""
         options = ["-W", f"depend=afterany:{self.id}"] if self.waits(lost=lost) else []
         if task := self.array_task:
-            # OpenPBS takes no array of one task, but one of every second task from it to the next; Torque takes both.
+            # OpenPBS rejects an array of one task. A range of two with step 2 is one task, on Torque too.
             one = ["-J", f"{task}-{int(task) + 1}:2"]
             options += ["-t", task] if "PBS_ARRAYID" in self.environ else one
         for option, name in (("-q", "PBS_O_QUEUE"), ("-A", "PBS_ACCOUNT")):
             if value := self.environ.get(name):
                 options += [option, value]
-        answer, problem = self.query("qsub", *options, str(run / self.orders.script))
+        answer, problem = self.query("qsub", *options, str(run / self.spec.script))
         lines = answer.split()
-        # The id by which the next knows itself: of an array, that of its task.
+        # The id that the next job sees: in an array that of its task.
         return lines[-1].replace("[]", f"[{self.array_task}]") if lines else "", problem
 
     def _lines(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""Whether a batch job that ended too early gets another attempt, and how many there may be.
+"""Decides whether a batch job that ended too early gets another attempt.
 
-The supervisor decides at the job's end, and at the start of each attempt but the first: the scheduler and its admin
-requeue jobs too, and count no attempts. The decision and its reason are in ``attempts/NNN/again.json`` and on stdout.
+The supervisor decides at the job's end, and checks the limit at the start of each later attempt, since schedulers and
+their admins requeue jobs too. The decision and its reason go to ``attempts/NNN/again.json`` and stdout.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from allranks.record.events import SaveRecord, read_events, read_saves
 from allranks.record.files import write_json
 from allranks.record.notify import Notifier
 
-#: So many attempts in a row may end without a checkpoint of a later step than before.
+#: Most attempts in a row without progress, which is a checkpoint of a later step.
 _FRUITLESS = 3
 #: The exit code after SIGTERM, which comes when a job is cancelled or preempted.
 _TERMINATED = 128 + signal.SIGTERM
-#: When a task has left with any code but 0, the step's other tasks may be ended before they have left themselves.
+#: Exit codes of a step that was killed because one of its tasks exited with a code other than 0.
 _ENDED_BY_OTHERS = (_TERMINATED, 128 + signal.SIGKILL)
 _RETRY_ON = (contract.NODE, contract.PREEMPTION)
-#: How long a requeue waits until it is notified of: a server that does not answer must not cost it.
+#: Limit for the notification before a requeue: a server that does not answer must not prevent the requeue.
 _NOTIFY_SECONDS = 3.0
-#: How long the verdict on an attempt may take: it reads the logs of all ranks.
+#: Limit for the diagnosis of an attempt, which reads the logs of all ranks.
 _VERDICT_SECONDS = 120.0
-#: Of a job that the scheduler has ended because a daemon of its own was gone or restarted.
+#: Exit codes of a job that the scheduler ended because its daemon on a node died or restarted.
 _ENDED_WITH_A_NODE = (contract.CONTINUE_LATER, *_ENDED_BY_OTHERS)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether another attempt is to follow, and why, in one line."""
+    """Whether another attempt follows, and why, in one line."""
 
     again: bool
     why: str
-    how: str | None = None  # requeue; dependent: by a job that waits for the end of this one; submit: by another job.
+    how: str | None = None  # "requeue", "dependent" (a new job that depends on this one) or "submit" (a new job).
     job: str | None = None  # The id under which the run continues.
-    given_up: bool = False  # Whether there was reason for another attempt, and more against it.
+    given_up: bool = False  # Whether another attempt was wanted but not possible.
     lost: bool = False  # Whether nodes were lost.
-    without: str | None = None  # The host that the next attempt must not use.
+    without: str | None = None  # A host that the next attempt must exclude.
 
 
 def may_start(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
-    """Return whether an attempt is to start its ranks; if not, that is recorded and printed."""
+    """Return whether an attempt may start its ranks; if not, record and print why."""
     folder = run / contract.attempt_dir(attempt)
-    # A job that the scheduler has put back keeps its id; another one was named when it was submitted.
+    # A requeued job keeps its id; the id of a new job was recorded when an attempt submitted it.
     known = set()
     for number in range(attempt):
         earlier = run / contract.attempt_dir(number)
@@ -62,7 +62,7 @@ def may_start(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
             known.add((earlier / contract.JOB).read_text().strip())
         with suppress(OSError, ValueError):
             known.add(json.loads((earlier / contract.AGAIN).read_text())["job"])
-    if job.id not in known:  # A person has submitted it.
+    if job.id not in known:  # The user has submitted it.
         with suppress(OSError):
             (folder / contract.RESUMED).touch()
     if why := _why_not(read_saves(run), attempt, most, _resumed(run, attempt)):
@@ -72,30 +72,30 @@ def may_start(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
 
 
 def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob, notifier: Notifier) -> bool:
-    """Decide whether another attempt follows one that has ended with an exit code, act, record, print and notify."""
+    """Decide whether another attempt follows one that exited with ``code``; start it, record, print and notify."""
     folder = run / contract.attempt_dir(attempt)
     if (folder / contract.AGAIN).exists():
         return False  # It did not start.
     if code == _TERMINATED and job.preempted():
         code = contract.CONTINUE_LATER
-    decision = decide(run, attempt, code, most, job.orders.retry_on)
+    decision = decide(run, attempt, code, most, job.spec.retry_on)
     if decision.again:
         why, exit_code = decision.why, code
 
         def notify() -> None:
             notifier.send("requeue", state="PENDING", exit_code=exit_code, reason=why)
-            notifier.report(_NOTIFY_SECONDS)  # The scheduler may give this process a few seconds alone.
+            notifier.report(_NOTIFY_SECONDS)  # The scheduler may leave this process only a few seconds.
 
         decision = start_next(run, attempt, decision, job, notify)
     _record(folder, decision)
-    if decision.again or decision.given_up:  # Else the ranks' own last words are those that count.
+    if decision.again or decision.given_up:  # Else the last output stays that of the ranks.
         word = "another attempt follows" if decision.again else "no other attempt"
         print(f"allranks: {word}: {decision.why}", flush=True)
     return decision.again
 
 
 def decide(run: Path, attempt: int, code: int, most: int, retry_on: Collection[str] = _RETRY_ON) -> Decision:
-    """Decide whether there is reason for another attempt, after one that ended with a code, and none against it."""
+    """Decide whether another attempt should follow one that exited with ``code``."""
     folder, noted = run / contract.attempt_dir(attempt), read_saves(run)
     lost = set[str]()
     for path in folder.glob(f"node-*/{contract.AGENT_EVENTS}"):
@@ -103,7 +103,7 @@ def decide(run: Path, attempt: int, code: int, most: int, retry_on: Collection[s
             if event.kind == contract.ENDED:
                 lost.update(event.fields.get("lost") or ())
     if not lost and code in _ENDED_WITH_A_NODE and (folder / contract.TERMINATED).exists():
-        # The scheduler has ended the job because its daemon did not see the end of a task.
+        # The scheduler ended the job because its daemon missed the end of a task.
         lost = {path.read_text().strip() for path in folder.glob(f"node-*/{contract.CUT_OFF}")}
     has_left = code == contract.CONTINUE_LATER
     if code in _ENDED_BY_OTHERS:
@@ -124,7 +124,7 @@ def decide(run: Path, attempt: int, code: int, most: int, retry_on: Collection[s
 
 
 def _unfit_node(run: Path, attempt: Path) -> tuple[str, str] | None:
-    """Return why a node, and which, is to be left out after a rank has failed there; None if that does not help."""
+    """Return (cause, host) if a rank failed because of faulty hardware on a host; None otherwise."""
     if (attempt / contract.TERMINATED).exists():
         return None  # The scheduler has ended the job.
     command = [sys.executable, "-m", "allranks.diagnosis", str(attempt)]
@@ -147,13 +147,13 @@ def _unfit_node(run: Path, attempt: Path) -> tuple[str, str] | None:
 
 
 def _resumed(run: Path, attempt: int) -> int:
-    """Return the newest attempt that a person has started; those before count no more."""
+    """Return the newest attempt that the user has started; limits count from it."""
     numbers = range(attempt, 0, -1)
     return next((number for number in numbers if (run / contract.attempt_dir(number) / contract.RESUMED).exists()), 0)
 
 
 def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> str | None:
-    """Return why no attempt may follow those from ``first`` on; None if one may."""
+    """Return why no further attempt is allowed, counted from attempt ``first``; None if one is."""
     if attempt - first >= most:
         return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
     if not noted or attempt - first < _FRUITLESS:
@@ -167,24 +167,24 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
 def start_next(
     run: Path, attempt: int, decision: Decision, job: BatchJob, notify: Callable[[], None] = lambda: None
 ) -> Decision:
-    """Requeue the job, or submit another one; return which was done, or why none could be.
+    """Requeue the job or submit a new one; return the decision with how, or why that failed.
 
-    ``notify`` is called before: to be put back into the queue may end this process at once.
+    ``notify`` is called first, because a requeue may kill this process at once.
     """
     if ending := job.ending():
         return _given_up(decision, ending)
     notify()
     refused = None
     if decision.without is None:
-        # Recorded before: to be put back into the queue may end this process at once.
+        # Recorded first, because a requeue may kill this process at once.
         requeued = replace(decision, how="requeue", job=job.id)
         _record(run / contract.attempt_dir(attempt), requeued)
         refused = job.requeue(lost=decision.lost)
         if refused is None:
             return requeued
-        if ending := job.ending():  # It was cancelled meanwhile: another job would continue what a person has ended.
+        if ending := job.ending():  # Cancelled meanwhile: a new job would continue what the user has ended.
             return _given_up(decision, ending)
-    elif not job.can_exclude:  # Another job has to leave the host out: that of a running job cannot be changed.
+    elif not job.can_exclude:  # Only a new job can exclude a host.
         return _given_up(decision, f"{job.variables.name} cannot leave a node out")
     new, problem = job.submit(run, lost=decision.lost, without=decision.without)
     if problem is not None:

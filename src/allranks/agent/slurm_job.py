@@ -18,9 +18,9 @@ from allranks.system.hostlist import expand
 from allranks.system.rank_environment import Variables
 from allranks.system.schedulers import SchedulerEnvironment
 
-#: What the job was submitted to: it need not stand in the script.
+#: Where the job was submitted to, which the script need not say.
 _PLACE = {"--account": "SLURM_JOB_ACCOUNT", "--partition": "SLURM_JOB_PARTITION", "--qos": "SLURM_JOB_QOS"}
-#: A job in one of these was cancelled, or is being ended for it.
+#: States of a job that was cancelled or is being cancelled.
 _ENDING = ("CANCELLED", "COMPLETING")
 
 #: Step ids from here up are no steps of srun (slurm.h): 0xfffffffb is the batch script, 0xfffffffa the shell of salloc.
@@ -40,7 +40,7 @@ class Environment(SchedulerEnvironment):
     local_world_size = _TASKS
     node_rank = ("SLURM_NODEID",)
     job_id = "SLURM_JOB_ID"
-    #: What tools of Slurm read as their options. Others of sbatch's are of who submitted.
+    #: Variables that Slurm's tools read as options.
     of_a_job = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_")
     kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
     end_time = ("SLURM_JOB_END_TIME",)
@@ -57,7 +57,7 @@ class Environment(SchedulerEnvironment):
         return "SLURM_PTY_PORT" not in env or self.get(env, ("SLURM_TASK_PID",)) in (None, str(os.getpid()))
 
     def find_local_world_size(self, env: Variables) -> int | None:
-        """Look this node up in SLURM_STEP_TASKS_PER_NODE: ``2(x3),1`` stands for nodes with 2, 2, 2 and 1 tasks."""
+        """Read this node's entry of SLURM_STEP_TASKS_PER_NODE: ``2(x3),1`` means 2, 2, 2 and 1 tasks."""
         counts, node = self.get(env, _TASKS), self.find_node_rank(env)
         if counts is None or node is None:
             return None
@@ -104,8 +104,8 @@ class Job(BatchJob):
     submit_dir = "SLURM_SUBMIT_DIR"
     can_exclude = True
 
-    def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
-        super().__init__(orders, node, environ)
+    def __init__(self, spec: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
+        super().__init__(spec, node, environ)
         self.array_task = environ.get("SLURM_ARRAY_TASK_ID")
         array = environ.get("SLURM_ARRAY_JOB_ID")
         try:
@@ -115,27 +115,27 @@ class Job(BatchJob):
         self.number = int(environ["SLURM_JOB_ID"])
 
     def hosts(self) -> Sequence[str]:
-        """Return the nodes of the job; where scontrol is not there, the first alone."""
+        """Return the nodes of the job; only the first if scontrol is not installed."""
         named = self.query("scontrol", "show", "hostnames", self.environ.get("SLURM_JOB_NODELIST", ""))[0].split()
         if not named and not self.environ.get("SLURMD_NODENAME"):
             raise LaunchError("the nodes of this job are not known: SLURMD_NODENAME is not set, and no scontrol")
         return named or [self.environ["SLURMD_NODENAME"]]
 
     def node_count(self, hosts: Sequence[str]) -> int:
-        """Return how many nodes take part: inside an allocation, as many as were requested."""
-        return self.node.nnodes if self.orders.is_inside else int(self.environ["SLURM_JOB_NUM_NODES"])
+        """Return how many nodes take part: inside an existing allocation as many as the run requests."""
+        return self.node.nnodes if self.spec.is_inside else int(self.environ["SLURM_JOB_NUM_NODES"])
 
     def run(self, attempt: Path, hosts: Sequence[str]) -> int:
         """Start all tasks with one srun, and wait for it."""
         run = Path(self.environ[contract.RUN_DIR])
         reported = run / contract.STEP
         reported.unlink(missing_ok=True)
-        # A signal for the process group, as of a terminal, must not reach srun.
+        # A terminal's signal to the process group must not reach srun.
         command = [*self.step_command(), "bash", str(run / contract.NODE_SCRIPT)]
-        step = subprocess.Popen(command, start_new_session=self.orders.is_inside)
+        step = subprocess.Popen(command, start_new_session=self.spec.is_inside)
 
         def pass_on(number: int, _: object) -> None:
-            """Pass a signal on to the ranks alone: for most, srun would kill them."""
+            """Send a signal to the ranks only: srun kills them on most signals."""
             with suppress(OSError):
                 command = ["scancel", f"--signal={signal.Signals(number).name[3:]}", reported.read_text().strip()]
                 if subprocess.run(command, check=False).returncode == 0:
@@ -143,7 +143,7 @@ class Job(BatchJob):
             if number != signal.SIGUSR1:
                 step.terminate()
 
-        if self.orders.is_inside:
+        if self.spec.is_inside:
             for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, pass_on)
         else:
@@ -161,66 +161,66 @@ class Job(BatchJob):
         return RankPlace(rank, local_rank, node, world_size, ranks)
 
     def preempted(self) -> bool:
-        """Return whether the job is preempted: it has to make room for another one."""
+        """Return whether the job is being preempted."""
         return self._shown("PreemptTime") not in ("", "None", "Unknown")
 
     def ending(self) -> str | None:
-        """Return the message that the job was cancelled; None if it was not, or if Slurm does not answer."""
+        """Return a message if the job was cancelled; None if not, or if Slurm does not answer."""
         state = self._shown("JobState")
         return f"Slurm is ending the job already: it is {state}" if state in _ENDING else None
 
     def requeue(self, *, lost: bool) -> str | None:
-        """Put the job back into the queue; return what kept it from that."""
+        """Put the job back into the queue; return the error, or None."""
         problem = self.query("scontrol", "requeue", self.id)[1]
-        # Slurm ends all processes of a job that it requeues: scontrol too, maybe before it has its answer.
+        # Slurm kills all processes of a job that it requeues: scontrol too, maybe before its answer.
         return None if problem and self._shown("JobState") == "COMPLETING" else problem
 
     def waits(self, *, lost: bool) -> bool:
-        """Return True: with Slurm a job can wait for one that has lost nodes, and for a task of an array."""
+        """Return True: a Slurm job can depend on one that has lost nodes, and on an array task."""
         return True
 
     def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
-        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that.
+        """Submit the run's script as a job that depends on this one; return its id, and the error or None.
 
-        Nodes that this job was to leave out are left out again: an attempt before it may have found them at fault.
+        Nodes that this job excludes stay excluded: an earlier attempt may have found them faulty.
         """
         array = (f"--array={self.array_task}",) if self.array_task else ()
         place = [f"{option}={value}" for option, name in _PLACE.items() if (value := self.environ.get(name))]
         excluded = [name for name in (self._shown("ExcNodeList"), without) if name not in (None, "", "(null)")]
         place += [f"--exclude={','.join(map(str, excluded))}"] if excluded else []
         options = ("--parsable", f"--dependency=afterany:{self.number}", *place, *array)
-        answer, problem = self.query("sbatch", *options, str(run / self.orders.script))
+        answer, problem = self.query("sbatch", *options, str(run / self.spec.script))
         return answer.strip().partition(";")[0], problem
 
     def step_command(self) -> list[str]:
-        """Return the srun that starts all tasks, without what they run."""
-        orders, node = self.orders, self.node
+        """Return the srun command that starts all tasks, without the command of a task."""
+        spec, node = self.spec, self.node
         count = int(self.environ[contract.NODE_COUNT])
-        is_elastic = not orders.is_direct and node.min_nodes < node.nnodes
+        is_elastic = not spec.is_direct and node.min_nodes < node.nnodes
         tasks = [f"--ntasks={count}", "--ntasks-per-node=1"]
-        if orders.is_direct:
+        if spec.is_direct:
             nproc = node.nproc_per_node
-            # A user's own directive may ask for a number of tasks on all nodes together.
-            is_own = not orders.is_inside and "SLURM_NTASKS_PER_NODE" not in self.environ
+            # The user's directives may give a total number of tasks instead.
+            is_own = not spec.is_inside and "SLURM_NTASKS_PER_NODE" not in self.environ
             own = self.environ.get("SLURM_NTASKS") if is_own else None
             tasks = [f"--ntasks={own}"] if own else [f"--ntasks={count * nproc}", f"--ntasks-per-node={nproc}"]
             tasks.append("--distribution=block")
-        cpus = self.environ.get("SLURM_CPUS_PER_TASK") if not orders.is_inside else None
+        cpus = self.environ.get("SLURM_CPUS_PER_TASK") if not spec.is_inside else None
         return [
             "srun",
             f"--nodes={count}",
             *tasks,
             *([f"--cpus-per-task={cpus}"] if cpus else []),
-            *(["--overlap"] if orders.is_inside else []),
+            *(["--overlap"] if spec.is_inside else []),
             *(["--no-kill"] if is_elastic else []),
-            f"--kill-on-bad-exit={0 if is_elastic else 1}",  # Else a node that dies would take the others with it.
+            f"--kill-on-bad-exit={0 if is_elastic else 1}",  # 1 would end the other nodes when one dies.
             "--wait=0",
             "--export=ALL",
-            *orders.options,
+            *spec.options,
         ]
 
     def _shown(self, field: str) -> str:
-        """Return what Slurm shows of the job; nothing if it does not."""
+        """Return a field of ``scontrol show job``; empty if Slurm does not answer."""
         answer, _ = self.query("scontrol", "show", "job", self.id)
         found = re.search(rf"\b{field}=(\S+)", answer)
         return found[1] if found else ""

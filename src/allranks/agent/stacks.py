@@ -1,12 +1,12 @@
 """Stacks of ranks on request: faulthandler writes them from a signal handler in C, whatever the rank is doing.
 
-Only that of the main thread, which gets the signal: to walk the frames of threads that run can crash the process
-(python/cpython issue 116008). A system call that the signal interrupts is restarted by the kernel or by Python.
+Only the main thread's stack is written: walking the frames of running threads can crash the process (python/cpython
+issue 116008). The kernel or Python restarts a system call that the signal interrupts.
 
-With the stack comes the collective that the rank has started and not completed, from torch's flight recorder: torch
-records the newest collectives of each process group by itself (TORCH_FR_BUFFER_SIZE, by default 2000). It gives them to
-the process alone that records them: a thread of each rank sleeps in a system call until the agent requests them. It
-needs the interpreter's lock, which ranks give away while they wait for others.
+With the stack comes the pending collective (started, not completed) from torch's flight recorder, which keeps the
+newest collectives of each process group (TORCH_FR_BUFFER_SIZE, by default 2000). Only the rank itself can read them: a
+thread of each rank sleeps in a system call until the agent requests them. The thread needs the GIL, which ranks release
+while they wait for others.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from allranks import contract
 from allranks.record.stacks import COLLECTIVE, Collective
 from allranks.system.processes import catches, ignores, signal_process, stuck_state
 
-#: For a stack, and for a collective: two that no library and no scheduler is known to use.
+#: Signals that request a stack and a collective. No library or scheduler is known to use them.
 _STACK, _PENDING = signal.SIGRTMAX - 1, signal.SIGRTMAX - 2
 _LOOK_SECONDS = 1.0
-#: torch's functions for NCCL and for other backends: a rank may use both.
+#: torch's functions for NCCL and for other backends; a rank may use both.
 _DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
 _BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1}
-#: The main thread has written its stack if the file has not grown for so long.
+#: The stack is complete if the file has not grown for this long.
 _QUIET_SECONDS = 0.1
 
 
@@ -44,22 +44,22 @@ _QUIET_SECONDS = 0.1
 
 
 def enable(path: Path, mode: int) -> None:
-    """Have this process write the Python stack of its main thread to a file, which it creates, on request."""
+    """Create a file, and have this process append the Python stack of its main thread on each request."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
-    os.fchmod(descriptor, mode)  # Whatever the user's umask is, which the rank has.
+    os.fchmod(descriptor, mode)  # Independent of the user's umask.
     faulthandler.register(_STACK, os.fdopen(descriptor, "wb", 0), all_threads=False)
     if "torch" in sys.modules:
         _serve_collectives(descriptor)
 
 
 def _serve_collectives(descriptor: int) -> None:
-    """Have this process write its pending collective to a file, behind its stack, each time it gets ``_PENDING``."""
-    # Ignored if the script unblocks it; while it is blocked it waits for sigwait() all the same.
+    """Have this process append its pending collective to the file on each ``_PENDING`` signal."""
+    # Harmless if the script unblocks it; while blocked, sigwait() still receives it.
     signal.signal(_PENDING, signal.SIG_IGN)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        with contextlib.suppress(RuntimeError):  # The system allows no thread: there is a stack only.
-            # Not one of threading's, which scripts list and join.
+        with contextlib.suppress(RuntimeError):  # No further thread is allowed: only stacks are available.
+            # Not a threading.Thread: scripts list and join those.
             _thread.start_new_thread(_write_collectives, (descriptor,))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, {*before, _PENDING})
@@ -77,17 +77,17 @@ def _write_collectives(descriptor: int) -> None:
 
 
 def _pending_collective() -> Collective | None:
-    """Return the oldest collective that this process has started and not completed, of all process groups.
+    """Return the oldest pending collective of all process groups; None if there is none.
 
-    Sends and receives are left out: two ranks of a pair are in different ones. None also where another version of torch
-    has other arguments, or another form.
+    Sends and receives are left out, because the two ranks of a pair are in different operations. Also None if this
+    version of torch has other arguments, or another format.
     """
     entries: list[Mapping[str, Any]] = []
     with contextlib.suppress(TypeError, ValueError, RuntimeError, LookupError, pickle.UnpicklingError):
         for name in _DUMPS:
             if dump := getattr(sys.modules.get("torch._C._distributed_c10d"), name, None):
                 entries += pickle.loads(dump(includeStackTraces=False, onlyActive=True))["entries"]
-        # Over gloo no state but ``retired`` changes.
+        # Gloo updates no state but ``retired``.
         active = [each for each in entries if not (each["retired"] or each["is_p2p"] or each["state"] == "completed")]
         return _described(min(active, key=lambda entry: entry["time_created_ns"])) if active else None
     return None
@@ -96,7 +96,7 @@ def _pending_collective() -> Collective | None:
 def _described(entry: Mapping[str, Any]) -> Collective:
     name, group = entry["profiling_name"].rpartition(":")[2], entry["process_group"][0]
     types, size = entry["input_dtypes"], 0
-    if _BYTES.keys() >= {*types}:  # Else it is not known, rather than that of some of the tensors.
+    if _BYTES.keys() >= {*types}:  # Else the size is unknown.
         size = sum(prod(shape) * _BYTES[dtype] for shape, dtype in zip(entry["input_sizes"], types, strict=True))
     return Collective(name, entry["collective_seq_id"], size, group)
 
@@ -105,7 +105,7 @@ def _described(entry: Mapping[str, Any]) -> Collective:
 
 
 def _is_enabled(pid: int) -> bool:
-    """Return whether a process has our handler: any other could pass the signal on, or be ended by it."""
+    """Return whether a process has our signal handler: another program might forward the signal, or die of it."""
     if not catches(pid, _STACK):
         return False
     try:
@@ -116,10 +116,10 @@ def _is_enabled(pid: int) -> bool:
 
 
 def request(pids: Iterable[int]) -> dict[int, bool]:
-    """Have processes write their stacks, which takes some milliseconds.
+    """Request the stacks of processes, which takes some milliseconds.
 
     Returns:
-        The processes that do, and whether each adds its pending collective a little later.
+        The processes that write one, and whether each appends its pending collective a little later.
     """
     able = {pid: ignores(pid, _PENDING) for pid in pids if _is_enabled(pid)}
     for pid, has_recorder in able.items():
@@ -130,7 +130,7 @@ def request(pids: Iterable[int]) -> dict[int, bool]:
 
 
 class StackRequests:
-    """Passes requests of the launcher, a file in the attempt's directory, on to the ranks of this node."""
+    """Forwards requests of the launcher (a file in the attempt's directory) to the ranks of this node."""
 
     def __init__(self, folder: Path, mode: int) -> None:
         self._folder, self._request, self._mode = folder, folder.parent / contract.STACKS_REQUEST, mode
@@ -140,7 +140,7 @@ class StackRequests:
         self._able: dict[int, bool] = {}
 
     def tick(self, find: Callable[[], Collection[int]]) -> None:
-        """Pass a new request on to the ranks whose process ids ``find`` returns, and answer it a second later."""
+        """Forward a new request to the ranks whose process ids ``find`` returns, and answer it a second later."""
         if (now := time.monotonic()) < self._next:
             return
         self._next = now + _LOOK_SECONDS
@@ -161,7 +161,7 @@ class StackRequests:
         temporary = answer.with_name(f".{answer.name}")
         try:
             for written in self._folder.glob(f"*{contract.STACKS_SUFFIX}"):
-                written.stat()  # Over NFS others see what a rank has written once its node is asked for the size.
+                written.stat()  # Over NFS this flushes the rank's writes, so that other nodes see them.
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode), "w") as stream:
                 stream.write(json.dumps({"request": self._answered, "pids": pids}))
             temporary.replace(answer)

@@ -1,7 +1,7 @@
-"""Requests to stop the run: a signal, or the end of the launcher that holds our lifeline.
+"""Requests to stop the run: a signal, or the death of the launcher that holds our lifeline.
 
-A request never interrupts what the agent is doing: a message half sent or half read would be lost. It is noted,
-and handled where the agent waits. Only before there can be any rank does a signal end the agent at once.
+A request never interrupts the agent, which could lose a message half sent or read. It is noted, and handled where the
+agent waits. Only before the first rank can exist does a signal end the agent at once.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from types import FrameType
 from allranks import contract
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: What schedulers send ahead of the end. It ends nothing here: ranks that handle it get it, save and exit.
+#: Signals that schedulers send before the time limit. The agent forwards them to ranks that handle them.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopRequestedError(Exception):
-    """A stop of the run was requested, and not handled yet. The text says by what."""
+    """A stop of the run was requested, and not handled yet. The text names the source."""
 
 
 class StopRequest:
-    """The first request to stop the run; a later one means that the user is in a hurry.
+    """The first request to stop the run; a second one means: kill the ranks now.
 
-    ``early``, which does not return, is called for a signal that comes before :meth:`ready`.
+    ``early``, which does not return, handles a signal that comes before :meth:`ready`.
     """
 
     def __init__(self, early: Callable[[StopRequest], None]) -> None:
-        self.signal: signal.Signals | None = None  # To end the ranks with, once there is a request.
-        self.why = ""  # The source of the request.
+        self.signal: signal.Signals | None = None  # With which to end the ranks; None without a request.
+        self.why = ""  # Source of the request.
         self.hurry = False  # Whether the ranks are to be killed without waiting for them.
         self.warned = False  # Whether a warning came.
         self._early: Callable[[StopRequest], None] | None = early
@@ -50,11 +50,11 @@ class StopRequest:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
 
     def ready(self) -> None:
-        """From now on a request is handled by :meth:`check`."""
+        """Leave requests to :meth:`check` from now on."""
         self._early = None
 
     def check(self) -> None:
-        """Raise a StopRequestedError for a request, once."""
+        """Raise a StopRequestedError once for a request."""
         if self.signal is None and self._launcher_is_gone():
             self.request(signal.SIGTERM, "the launcher is gone")
         if self.signal is not None and not self._is_handled:
@@ -62,7 +62,7 @@ class StopRequest:
             raise StopRequestedError(self.why)
 
     def request(self, number: signal.Signals, why: str) -> None:
-        """Request a stop as if ``number`` had come, unless there is a request."""
+        """Request a stop as if this signal had come; ignored if there is a request already."""
         if self.signal is None:
             self.signal, self.why, self._since = number, why, time.monotonic()
 

@@ -1,10 +1,10 @@
-"""The store at which the ranks of a generation meet: it listens before they start, and needs torch once one connects.
+"""The rendezvous store of a generation of ranks, a TCPStore. It listens before the ranks start.
 
-So no rank connects too early, and no other process can take the port in between. Until the store is served the kernel
-keeps connections waiting, and ranks that never connect do not wait for an import of torch.
+So no rank connects too early, and no other process can take the port in between. The kernel queues connections until
+the store is served; torch is imported only when a rank connects, so ranks that never do need not wait for it.
 
-torchrun lets all generations share one store: keys of the generation that died can then block or mislead the next one.
-Here every generation has a new store, in which there is no key of an earlier one.
+torchrun shares one store between all generations: keys of a dead generation can then block or mislead the next one.
+Here each generation has a new, empty store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKLOG = 4096
 
 
 class Stores:
-    """Serves the store of one generation of ranks after the other, at a port; if that is None, each at a free one."""
+    """Serves the store of each generation in turn, at a fixed port or, if that is None, each at a free one."""
 
     def __init__(self, port: int | None = None) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class Stores:
         self._import_error: Exception | None = None
 
     def import_torch(self) -> None:
-        """Import torch unless that is over, or wait for the thread that does; raise a LaunchError if it fails."""
+        """Import torch if needed, or wait for the thread that does; raise a LaunchError if that fails."""
         if self._import:
             self._import.join()
         elif not self._is_import_over:
@@ -59,9 +59,9 @@ class Stores:
             raise LaunchError(what, why=str(self._import_error), fix=fix) from self._import_error
 
     def open(self, address: str | None) -> int:
-        """Open a new store instead of the last one; return its port.
+        """Replace the store by a new one; return its port.
 
-        The address is that of this machine at which all ranks reach it; None if they do so at several.
+        ``address`` is the address of this machine at which all ranks connect; None listens on all addresses.
 
         Raises:
             LaunchError: the port is not free, or torch cannot be imported.
@@ -82,7 +82,7 @@ class Stores:
                 self._import = threading.Thread(target=self._import_torch, name="import torch", daemon=True)
                 self._import.start()
             return
-        listener, self._listener = self._listener, None  # Before anything is raised: this is tried once.
+        listener, self._listener = self._listener, None  # Before anything can raise: serving is tried only once.
         with listener:
             self.import_torch()
             self._store = _serve(self._address, listener)
@@ -91,26 +91,26 @@ class Stores:
 
     @property
     def was_used(self) -> bool:
-        """Whether the ranks have met: a process group leaves keys in the store that it was formed at."""
+        """Whether the ranks have formed a process group, which leaves keys in the store."""
         if self._listener is not None:
             return has_caller(self._listener)
         return self._store is not None and self._store.num_keys() > 0
 
     def report_loss(self) -> None:
-        """Report to the ranks that one of them is gone, so that they do not wait for it."""
+        """Tell the ranks through the store that one of them is gone, so that they do not wait for it."""
         self._has_loss = True
         if self._store is not None:
             self._store.set(contract.RANK_GONE, "1")
 
     def close(self) -> None:
-        """Close the last store: a fixed port is free again only when it is gone."""
+        """Close the current store, which frees a fixed port."""
         if self._listener is not None:
             self._listener.close()
         self._listener = self._store = None
         self._has_loss = False
 
     def _import_torch(self) -> None:
-        gc.disable()  # Going over what torch has loaded takes a tenth of a second each time.
+        gc.disable()  # Each collection of torch's objects takes 0.1 s.
         try:
             import torch.distributed  # noqa: F401
         except Exception as error:  # noqa: BLE001 - a library of torch's that is missing or broken raises anything
@@ -143,7 +143,7 @@ def _serve(address: str, listener: socket.socket) -> TCPStore:
 
 
 def listen(address: str | None, port: int | None) -> socket.socket:
-    """Listen on a port (None: a free one) of an address of ours (None: all); raise a LaunchError if that fails."""
+    """Listen on a port (None: a free one) of a local address (None: all); raise a LaunchError if that fails."""
     where = f"{address}:{port or 0}"
     fix = "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine"
     if address is None:
@@ -162,6 +162,6 @@ def listen(address: str | None, port: int | None) -> socket.socket:
 
 def has_caller(listener: socket.socket) -> bool:
     """Return whether a connection waits to be accepted."""
-    poll = select.poll()  # Not select(), which knows no descriptors above 1023: node 0 may hear many others.
+    poll = select.poll()  # Not select(), which is limited to descriptors below 1024: node 0 may have many connections.
     poll.register(listener, select.POLLIN)
     return bool(poll.poll(0))

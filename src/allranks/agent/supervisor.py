@@ -1,11 +1,11 @@
-"""The supervisor of a batch job, on its first node: what the script that a scheduler starts becomes.
+"""The supervisor of a batch job: the batch script executes it on the first node.
 
-``python <run>/code --supervise start`` takes the attempt, finds the hosts, the end time and the rendezvous, starts
-node.sh on all nodes by the scheduler's own means, records the exit code and decides about another attempt. With the
-exit code of a set-up that has ended the script instead of ``start``, it starts nothing.
+``python <run>/code --supervise start`` claims the next attempt, determines hosts, end time and rendezvous, starts
+node.sh on all nodes by the scheduler's own commands, records the exit code and decides about another attempt. If the
+set-up in the script failed, its exit code replaces ``start``, and the supervisor starts no ranks.
 
-``--supervise-alone SCRIPT start`` is for a script that is all there is of its run: node.sh comes on stdin, and in its
-last line the orders.
+``--supervise-alone SCRIPT start`` serves a standalone script, whose run has no other files: stdin holds node.sh and, in
+the last line, the specs.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from allranks.record.notify import Notifier
 from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system import schedulers
 
-#: From a port that is taken to the next one: those next to it belong to jobs that are submitted at the same time.
+#: Step from a port in use to the next candidate: neighbouring ports belong to jobs submitted at the same time.
 _PORT_STEP = 997
 _CONNECT_SECONDS = 2.0
-#: Each of these ends a job.
+#: Signals that end a job.
 _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: The exit codes of ranks that were stopped on request, and have not saved.
+#: Exit codes of ranks that were stopped on request without saving.
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Run the job to its end; ends with its exit code. ``argv`` holds ``start``, or the code of a set-up that ended."""
+    """Run the job, and exit with its exit code. ``argv`` holds ``start``, or the exit code of a failed set-up."""
     for number in _ENDINGS:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    # The warning is for ranks, and there are none yet. Not SIG_IGN, which what starts them would inherit.
+    # Ignore the warning until ranks run. Not by SIG_IGN, which child processes would inherit.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     run = Path(os.environ[contract.RUN_DIR])
-    orders = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    spec = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
     node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
     users_umask = os.umask(0o777 & ~node.folder_mode)
     try:
-        job = this_job(orders, node)
-        run = _task_folder(run, job.array_task, orders.script) if orders.is_array and job.array_task else run
+        job = this_job(spec, node)
+        run = _task_folder(run, job.array_task, spec.script) if spec.is_array and job.array_task else run
         attempt = _take_attempt(run, job.id)
     except (AllranksError, OSError) as error:
         complain(f"allranks: {_in_a_line(error)}")
@@ -60,19 +60,19 @@ def main(argv: Sequence[str]) -> NoReturn:
     os.environ.update({contract.RUN_DIR: str(run), contract.ATTEMPT: str(attempt)})
     os.umask(users_umask)
     notifier = Notifier(run, attempt, job=job.id)
-    code = _run_ranks(run, attempt, orders, job, notifier) if argv[0] == "start" else int(argv[0])
+    code = _run_ranks(run, attempt, spec, job, notifier) if argv[0] == "start" else int(argv[0])
     for number in _ENDINGS:
-        # Ignored by what this starts too: Slurm signals all processes of a job that it requeues, scontrol too.
+        # Child processes ignore them too: Slurm signals all processes of a job that it requeues, even scontrol.
         signal.signal(number, signal.SIG_IGN)
-    _finish(run, attempt, code, orders, job, notifier)
+    _finish(run, attempt, code, spec, job, notifier)
     sys.exit(code)
 
 
 def main_alone(argv: Sequence[str]) -> NoReturn:
-    """Write the run's files from stdin, with the script named first; then as :func:`main`."""
+    """Write the run's files from stdin and the script ``argv[0]``; then continue as :func:`main` with the rest."""
     script, *rest = argv
-    *node_script, orders = sys.stdin.read().splitlines(keepends=True)
-    parts = json.loads(orders)
+    *node_script, specs = sys.stdin.read().splitlines(keepends=True)
+    parts = json.loads(specs)
     node = NodeSpec.from_json(json.dumps(parts["node"]))
     users_umask = os.umask(0o777 & ~node.folder_mode)
     run = Path(os.environ[contract.RUN_DIR])
@@ -83,7 +83,7 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
         contract.BATCH_ORDERS: json.dumps(parts["supervisor"], indent=2) + "\n",
         parts["supervisor"]["script"]: Path(script).read_text(encoding="utf-8", errors="surrogateescape"),
     }
-    new = run / f"new-{socket.gethostname()}-{os.getpid()}"  # Each at once: others of an array may read it already.
+    new = run / f"new-{socket.gethostname()}-{os.getpid()}"  # Renamed: other array tasks may be reading.
     if "notify" in parts:
         files[contract.NOTIFY_FILE] = json.dumps(parts["notify"])
     for name, text in files.items():
@@ -92,7 +92,7 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
     if not (run / contract.CODE).exists():
         other = schedulers.file_to_copy(parts["supervisor"]["module"])
         copy_node_code(new, [other] if other else [], (*contract.NODE_CODE, *contract.DIAGNOSIS_CODE))
-        new.replace(run / contract.CODE)  # Other tasks of an array write the same.
+        new.replace(run / contract.CODE)  # Other array tasks write the same.
     os.umask(0o077)
     with suppress(FileExistsError), (run / contract.KEY_FILE).open("x") as file:
         file.write(secrets.token_hex(32) + "\n")  # The first one counts.
@@ -101,7 +101,7 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
 
 
 def _task_folder(run: Path, task: str, script: str) -> Path:
-    """Make the directory of an array's task, laid out like that of a run, and return it."""
+    """Create the directory of an array task, laid out like that of a run; return it."""
     folder = run / f"{contract.TASK}{task}"
     folder.mkdir(exist_ok=True)
     shared = (contract.CODE, contract.KEY_FILE, contract.NODE_ORDERS, contract.BATCH_ORDERS, contract.NODE_SCRIPT)
@@ -113,7 +113,7 @@ def _task_folder(run: Path, task: str, script: str) -> Path:
 
 
 def _take_attempt(run: Path, job: str) -> int:
-    """Return the first attempt that no job has taken: its directory has no file with a job's id yet."""
+    """Claim the first attempt whose directory has no job id yet; return its number."""
     attempt = 0
     while True:
         folder = run / contract.attempt_dir(attempt)
@@ -128,16 +128,16 @@ def _take_attempt(run: Path, job: str) -> int:
             raise RunFolderError(f"cannot write into {folder}: {error.strerror}") from error
 
 
-def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob, notifier: Notifier) -> int:
-    """Run the ranks on all nodes; return the exit code, which an error makes 1: it is recorded whatever happens."""
-    most, node, folder = orders.max_attempts, job.node, run / contract.attempt_dir(attempt)
+def _run_ranks(run: Path, attempt: int, spec: BatchSpec, job: BatchJob, notifier: Notifier) -> int:
+    """Run the ranks on all nodes; return the exit code, or 1 after an error, which is recorded."""
+    most, node, folder = spec.max_attempts, job.node, run / contract.attempt_dir(attempt)
     try:
         if attempt and most is not None and not requeue.may_start(run, attempt, most, job):
             return 1
         notifier.send("start", state="RUNNING")
         hosts = job.hosts()
         (folder / contract.HOSTS).write_text("".join(f"{host}\n" for host in hosts))
-        master = orders.master_addr or hosts[0]
+        master = spec.master_addr or hosts[0]
         os.environ.update(
             {
                 contract.RDZV_HOST: master,
@@ -158,7 +158,7 @@ def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob, notifi
 
 
 def _free_port(host: str, number: int) -> int:
-    """Return a port where nothing listens on the first node; it follows from a number of the job's."""
+    """Return a port that is free on the first node, derived from the job's ``number``."""
     while True:
         port = contract.FIRST_PORT + number % contract.PORTS
         try:
@@ -174,15 +174,15 @@ def _in_a_line(error: AllranksError | OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
-def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob, notifier: Notifier) -> None:
-    """Record the exit code, decide about another attempt, remove secrets that no other one needs, and notify."""
+def _finish(run: Path, attempt: int, code: int, spec: BatchSpec, job: BatchJob, notifier: Notifier) -> None:
+    """Record the exit code, decide about another attempt, remove secrets no longer needed, and notify."""
     folder = run / contract.attempt_dir(attempt)
     continues = False
     try:
         (folder / contract.EXIT).write_text(f"{code}\n")
-        if orders.max_attempts is not None:
-            continues = requeue.follows(run, attempt, code, orders.max_attempts, job, notifier)
-        if orders.removes_secrets and not (continues or (folder / contract.TERMINATED).exists()):
+        if spec.max_attempts is not None:
+            continues = requeue.follows(run, attempt, code, spec.max_attempts, job, notifier)
+        if spec.removes_secrets and not (continues or (folder / contract.TERMINATED).exists()):
             (run / contract.SECRETS_FILE).unlink(missing_ok=True)
         if not continues:
             state = _state(folder, code, job)
@@ -190,12 +190,12 @@ def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob
             event = "failure" if state in ("FAILED", "TIMEOUT") else "end"
             notifier.send(event, state=state, exit_code=code, **facts)
             notifier.report()
-    except Exception:  # noqa: BLE001 - the job's exit code stays what it is
+    except Exception:  # noqa: BLE001 - the job keeps its exit code
         complain()
 
 
 def _state(folder: Path, code: int, job: BatchJob) -> str:
-    """Return the state in which a run has ended with an attempt, as far as its supervisor knows."""
+    """Return the run's state after its last attempt, as far as the supervisor can know it."""
     if code in _STOPPED or (code and (folder / contract.TERMINATED).exists()):
         return "TIMEOUT" if job.is_over() else "CANCELLED"
     return {0: "SUCCEEDED", contract.CONTINUE_LATER: "PREEMPTED"}.get(code, "FAILED")

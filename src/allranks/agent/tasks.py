@@ -1,8 +1,8 @@
-"""The tasks of a batch job whose scheduler starts them one by one, and hands almost nothing of an environment to them.
+"""The tasks of a batch job whose scheduler starts each by one command, with almost no environment.
 
-The supervisor leaves each task its environment in a file, starts ``--task ATTEMPT NODE [LOCAL_RANK]`` on its node, and
-takes the exit code from the file that the task writes: what starts tasks may lose it, fail, or wait on. The task takes
-the environment, runs node.sh, passes signals on, and writes the exit code.
+The supervisor writes each task's environment to a file, starts ``--task ATTEMPT NODE [LOCAL_RANK]`` on the node, and
+reads the exit code from a file of the task, because the starter (such as pbsdsh) may lose it, fail or hang. The task
+loads the environment, runs node.sh, forwards signals, and writes the exit code.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from allranks.system.schedulers import SchedulerEnvironment
 #: The command that runs words on a host of the job.
 Command = Callable[[str, Sequence[str]], list[str]]
 
-#: Seconds beyond those that ranks have to leave, after which nodes are no longer waited for; 5 at least: so
-#: long agents may take to end on a slow machine.
+#: How long to wait for nodes beyond the grace period of their ranks, in seconds. At least 5: an agent may take that
+#: long to exit on a slow machine.
 _PATIENCE = max(5, contract.full_wait(15))
-#: Seconds in which a file that another node has written is seen here.
+#: Delay until a file written by another node is visible here, in seconds.
 _SEEN_SECONDS = contract.full_wait(5)
-#: Seconds in which a starter ends after its task: of the 10 that PBS leaves a job it ends, most are for saving.
+#: Time for a starter to exit after its task, in seconds: of the 10 s that PBS gives a job, most are for saving.
 _STARTER_ENDS = 2.0
 _POLL_SECONDS = 1.0
-#: Passed on by a task, and by the supervisor where the run was started inside an allocation.
+#: Signals that a task forwards, and the supervisor too if the run was started inside an allocation.
 _PASSED_ON = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: A starter outlives the signals of the scheduler, which sends them to all that runs on the first node.
+#: Makes a starter ignore the scheduler's signals, which go to all processes on the first node.
 _IGNORING = ("bash", "-c", "trap '' USR1 USR2 INT TERM HUP; exec \"$@\"", "bash")
-#: Sends a signal to the tasks of a node, whose directory is the first argument.
+#: Sends the signal $0 to the tasks of a node, whose directory is $1.
 _KILL = ("bash", "-c", 'exec 2>/dev/null; kill -s "$0" $(cat "$1"/*.pid)')
-#: What a task has of its own, whatever the first node has, beside its scheduler's variables.
+#: Variables that each task keeps, beside those of its scheduler, instead of the first node's.
 _OF_A_TASK = ("HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-#: Prefixes of the variables of an mpiexec that starts one task.
+#: Prefixes of variables of an mpiexec that starts one task.
 _OF_MPI = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 
 @dataclass(eq=False)
 class _Task:
-    """A task: which one, and what is known of its end."""
+    """One task, and what is known of its end."""
 
     node: int
     local_rank: int | None
@@ -66,7 +66,7 @@ class _Task:
     is_lost: bool = False
 
     def recorded(self) -> int | None:
-        """Return the exit code that the task has written. Listing a directory shows what another node has written."""
+        """Return the exit code that the task has written, or None. Listing the directory refreshes NFS's cache."""
         try:
             os.listdir(self.folder)  # noqa: PTH208 - no paths are wanted
             return int((self.folder / f"{self.name}{contract.TASK_EXIT}").read_text().split()[0])
@@ -75,31 +75,29 @@ class _Task:
 
 
 class Tasks:
-    """The tasks of a job in an attempt's directory: one for each host or, where there are no agents, for each rank."""
+    """The tasks of an attempt: one per host or, without agents, one per rank."""
 
-    def __init__(
-        self, orders: BatchSpec, node: NodeSpec, attempt: Path, hosts: Sequence[str], command: Command
-    ) -> None:
-        self._orders, self._node, self._attempt, self._hosts, self._command = orders, node, attempt, hosts, command
-        self._scheduler = schedulers.load(orders.module)
+    def __init__(self, spec: BatchSpec, node: NodeSpec, attempt: Path, hosts: Sequence[str], command: Command) -> None:
+        self._spec, self._node, self._attempt, self._hosts, self._command = spec, node, attempt, hosts, command
+        self._scheduler = schedulers.load(spec.module)
         self._happened: SimpleQueue[_Task | signal.Signals] = SimpleQueue()
         self._open: list[_Task] = []
         for index in range(len(hosts)):
             folder, nproc = attempt / f"node-{index:03d}", node.nproc_per_node
-            if orders.is_direct:
+            if spec.is_direct:
                 first = index * nproc
                 self._open += [_Task(index, local, folder, f"rank-{first + local}") for local in range(nproc)]
             else:
                 self._open.append(_Task(index, None, folder, "agent"))
         self._code = 0
-        end, warn_before = os.environ.get(contract.END_TIME), orders.warn_before
-        #: What is done next if nothing happens, and when.
+        end, warn_before = os.environ.get(contract.END_TIME), spec.warn_before
+        #: The next action and its time, unless something happens before.
         self._todo = "warn"
         self._at: float | None = int(end) - warn_before if end and warn_before else None
 
     def run(self) -> int:
-        """Start all, wait for all, and return the first exit code that is not 0; when one has failed, all are ended."""
-        for number in _PASSED_ON if self._orders.is_inside else (signal.SIGTERM,):
+        """Start all tasks and wait for them; if one fails, end the others. Return the first exit code that is not 0."""
+        for number in _PASSED_ON if self._spec.is_inside else (signal.SIGTERM,):
             signal.signal(number, lambda number, _: self._happened.put(signal.Signals(number)))
         for task in self._open:
             self._start(task)
@@ -123,7 +121,7 @@ class Tasks:
         return self._code
 
     def _start(self, task: _Task) -> None:
-        """Start a task on its node, with the environment of this process in a file that the task removes."""
+        """Start a task on its node, with this process's environment in a file that the task removes."""
         place = [str(task.node), *([] if task.local_rank is None else [str(task.local_rank)])]
         file = self._attempt / f"{contract.TASK_ENVIRONMENT}{'-'.join(place)}"
         own = {*_OF_A_TASK, *self._scheduler.of_a_task}
@@ -147,7 +145,7 @@ class Tasks:
         self._happened.put(task)
 
     def _ended(self, task: _Task) -> int | None:
-        """Return the exit code of a task that is over, else None."""
+        """Return the exit code of a finished task, else None."""
         code, now = task.recorded(), time.monotonic()
         if task.starter_code is None:
             if code is None:
@@ -156,8 +154,8 @@ class Tasks:
             if now < task.deadline:
                 return None
             if self._scheduler.starts_tasks_alone:
-                return code  # To kill its starter would be to kill the job.
-            # The scheduler does not see the end of this task: its daemon there is gone, or was restarted.
+                return code  # Killing its starter would kill the job.
+            # The scheduler missed the end of this task: its daemon on the node died or restarted.
             (task.folder / contract.CUT_OFF).write_text(f"{self._scheduler.name} on {self._hosts[task.node]}\n")
             assert task.starter
             with suppress(ProcessLookupError):
@@ -170,19 +168,19 @@ class Tasks:
                 return None
             task.is_lost = True
             complain(f"allranks: {self._hosts[task.node]}: a task was not started, or is lost")
-        # Agents decide: they hear from each other of one that is lost, and node 0's says so.
-        is_agent = not self._orders.is_direct and (task.folder / contract.AGENT_EVENTS).exists()
+        # Agents detect a lost node themselves, and node 0's agent decides.
+        is_agent = not self._spec.is_direct and (task.folder / contract.AGENT_EVENTS).exists()
         return None if is_agent and task.node else task.starter_code or 1
 
     def _note_end(self, task: _Task, code: int) -> None:
         patience = int(self._node.stop_timeout) + _PATIENCE
         events = task.folder / contract.AGENT_EVENTS
-        is_agent = not self._orders.is_direct and events.exists()
+        is_agent = not self._spec.is_direct and events.exists()
         if code and not self._code:
-            # Agents hear from each other of one that failed, and end their ranks.
+            # Agents tell each other of a failure, and end their ranks.
             self._code, self._todo, self._at = code, "end", time.time() + (patience if is_agent else 0)
         if is_agent and not task.node and any(event.kind == contract.ENDED for event in read_events(events)):
-            # The first node's agent leaves last: what is not over then is lost.
+            # The first node's agent exits last: tasks still running after it are lost.
             self._todo, self._at = "leave", time.time() + _PATIENCE
 
     def _do_next(self) -> None:
@@ -192,22 +190,22 @@ class Tasks:
             self._at = None
         elif self._todo == "end":
             self._signal("TERM", everywhere)
-            left = (int(self._node.stop_timeout) if self._orders.is_direct else 0) + _PATIENCE
+            left = (int(self._node.stop_timeout) if self._spec.is_direct else 0) + _PATIENCE
             self._todo, self._at = "leave", time.time() + left
         else:
             self._signal("KILL", everywhere)
             self._todo = "nothing"
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Deal with a signal for this process: the scheduler ends what runs on the first node."""
-        if not self._orders.is_inside:
+        """Handle a signal that the scheduler sent to this process: let the other nodes end as well."""
+        if not self._spec.is_inside:
             # Tasks of other nodes poll for this file; agents inform each other.
             (self._attempt / contract.TERMINATED).write_text(os.environ.get(contract.END_TIME, "") + "\n")
             if self._scheduler.starts_tasks_alone:
                 self._signal("TERM", [0])
             return
-        # The first node's agent reports the end to the others.
-        is_for_all = self._orders.is_direct or number == signal.SIGUSR1
+        # For other signals the first node's agent informs the others.
+        is_for_all = self._spec.is_direct or number == signal.SIGUSR1
         self._signal(number.name.removeprefix("SIG"), range(len(self._hosts)) if is_for_all else [0])
 
     def _signal(self, name: str, nodes: Sequence[int]) -> None:
@@ -224,10 +222,10 @@ class Tasks:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Run a task to its end; ends with its exit code."""
+    """Run a task, and exit with its exit code."""
     attempt, number, *local = argv
     attempt_dir, own = Path(attempt), dict(os.environ)
-    os.environ.pop("OMP_NUM_THREADS", None)  # A scheduler may set it for one rank that has all CPUs of its node.
+    os.environ.pop("OMP_NUM_THREADS", None)  # A scheduler may set it for one rank with all CPUs of the node.
     file = attempt_dir / f"{contract.TASK_ENVIRONMENT}{'-'.join([number, *local])}"
     pairs = (pair.partition(b"=") for pair in file.read_bytes().split(b"\0"))
     os.environb.update({name: value for name, _, value in pairs})
@@ -236,8 +234,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         del os.environ[name]
     run = Path(os.environ[contract.RUN_DIR])
     node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
-    orders = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
-    scheduler = schedulers.load(orders.module)
+    spec = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    scheduler = schedulers.load(spec.module)
     if cpus := next((place[name] for place in (own, os.environ) for name in scheduler.cpus if place.get(name)), None):
         os.environ[contract.NODE_CPUS] = cpus
     os.environ[contract.NODE_RANK] = number
@@ -250,21 +248,21 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 
 def _run(folder: Path, name: str, node: NodeSpec, scheduler: SchedulerEnvironment, *, is_reported: bool) -> int:
-    """Run node.sh as the task ``name``; return its exit code, which is also in a file.
+    """Run node.sh as the task ``name``; write its exit code to a file, and return it.
 
-    ``is_reported``: an agent, or the scheduler, reports the end of the job; else the task has to poll for it.
+    ``is_reported``: whether an agent or the scheduler reports the end of the job; else the task polls for it.
     """
     umask = os.umask(0o777 & ~node.folder_mode)
     folder.mkdir(parents=True, exist_ok=True)
     append_to(folder / contract.AGENT_LOG, 0o666, 1, 2)
     script = str(Path(os.environ[contract.RUN_DIR], contract.NODE_SCRIPT))
     for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_DFL)  # What starts tasks ignores them.
+        signal.signal(number, signal.SIG_DFL)  # Starters ignore them.
     task = subprocess.Popen(["bash", script], stdin=subprocess.DEVNULL, umask=umask)
     for number in _PASSED_ON:
         signal.signal(number, lambda number, _: task.send_signal(number))
     (folder / f"{name}.pid").write_text(f"{task.pid}\n")
-    # Otherwise not, because many nodes share these directories.
+    # Only then: polling loads a file system that many nodes share.
     if scheduler.starts_tasks_alone or not is_reported:
         threading.Thread(target=_poll, args=(folder, task, is_reported), daemon=True).start()
     code = task.wait()
@@ -275,9 +273,9 @@ def _run(folder: Path, name: str, node: NodeSpec, scheduler: SchedulerEnvironmen
 
 
 def _poll(folder: Path, task: subprocess.Popen[bytes], is_reported: bool) -> None:
-    """Send the task the signals that the first node has left for it, and end it when the job is ended.
+    """Forward the signals that the first node has written to files, and end the task when the job ends.
 
-    A listing shows what another node has written.
+    Listing a directory refreshes NFS's cache, which shows files of other nodes.
     """
     sent = 0
     while task.poll() is None:

@@ -26,8 +26,8 @@ class Environment(SchedulerEnvironment):
 
 
 class Job(BatchJob):
-    def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
-        super().__init__(orders, node, environ)
+    def __init__(self, spec: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
+        super().__init__(spec, node, environ)
         self.id = environ["LAB_JOB"]
         # Ids are unique in one $LAB_HOME only, and others may run jobs on this machine.
         self.number = zlib.crc32(f"{environ['LAB_HOME']}/{self.id}".encode())

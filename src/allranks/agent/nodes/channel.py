@@ -1,10 +1,10 @@
-"""Messages between the agents of two nodes: JSON, one per line, over a connection that never blocks.
+"""Messages between the agents of two nodes: JSON, one per line, over a non-blocking connection.
 
-A line counts if each field of its kind is there, no other, and all have the right form.
+A message is valid if it has exactly the fields of its kind, each of the right form.
 
-Each side sends a nonce first. The run's key and both nonces give a key for each direction of this connection, and each
-line starts with its HMAC-SHA256 (RFC 2104), of its number and its text, under that key. So without the run's key no
-message can be sent, and no line of another connection, direction or place be repeated. Messages are not encrypted.
+Each side sends a nonce first. The run's key and both nonces give one key per direction of the connection. Each line
+starts with an HMAC-SHA256 (RFC 2104) of its number and text under that key. Without the run's key no message can be
+sent, and none replayed from another connection, direction or position. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 from allranks import contract
 
-#: A node that does not answer for so long is lost; the kernel probes it every second, however busy its agent is. The
-#: end of a process, or an orderly shutdown, is seen at once. At least 2 s: one answer may be late.
+#: A node that does not answer for this long is lost. Kernels exchange TCP keep-alives every second, however busy the
+#: agents are. The end of a process, or an orderly shutdown, is seen at once. At least 2 s: one answer may be late.
 _SILENCE_SECONDS = max(2, contract.full_wait(5))
-#: The same, where the job cannot continue without any of its nodes: an outage of the network may pass.
+#: The same where the job needs all its nodes: a network outage may pass.
 _PATIENT_SECONDS = contract.full_wait(30)
-#: No message of ours is longer, nor what an agent sends before it is known to be one.
+#: Longest line in bytes, once a peer has authenticated and before.
 _LONGEST, _LONGEST_AT_FIRST = 1 << 20, 1 << 12
-#: What each side sends first, before its nonce: the version of this protocol.
+#: Each side sends this protocol version first, then its nonce.
 _PROTOCOL = b"allranks 1 "
 _GREETING = re.compile(_PROTOCOL + rb"([0-9a-f]{32})")
 _NOT_AN_AGENT = "it did not send a message of an agent"
@@ -38,7 +38,7 @@ _OTHER_KEY = "it does not know the run's key"
 
 Message = dict[str, Any]
 _LARGEST = 1 << 63
-#: Forms of fields. With ? behind its name a form may be None, with * it is a list of such.
+#: Forms of fields. "form?" may also be None; "form*" is a list.
 _FORMS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: type(value) is str,
     "flag": lambda value: type(value) is bool,
@@ -46,13 +46,13 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "number": lambda value: type(value) is int and abs(value) < _LARGEST,
     "count": lambda value: type(value) is int and 0 <= value < _LARGEST,
     "signal": lambda value: type(value) is int and value in signal.valid_signals(),
-    # A node of a generation: its number, its host and how many ranks it has.
+    # A node of a generation: its number, host and count of ranks.
     "node": lambda value: (
         type(value) is list and len(value) == 3 and all(map(_fits, value, ("count", "text", "count")))
     ),
 }
 _FORMS |= {
-    # What nodes report of ranks that do not advance: see :mod:`allranks.agent.hangs`.
+    # Reports of ranks that do not advance: see :mod:`allranks.agent.hangs`.
     "frame": lambda value: (
         type(value) is list and len(value) == 3 and all(map(_fits, value, ("text", "number", "text")))
     ),
@@ -88,7 +88,7 @@ _KINDS = {
 
 
 def parsed(line: bytes) -> Message | None:
-    """Return the message of a line; None if it is invalid: a field is missing, unknown or of another form."""
+    """Return the message of a line; None if a field is missing, unknown or of another form."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def parsed(line: bytes) -> Message | None:
 
 
 def _has(value: Any, forms: Mapping[str, str]) -> bool:
-    """Return whether a value has fields of these forms, and no others."""
+    """Return whether a value has exactly these fields, each of its form."""
     if type(value) is not dict or value.keys() != forms.keys():
         return False
     return all(_fits(value[name], form) for name, form in forms.items())
@@ -115,22 +115,22 @@ def _fits(value: Any, form: str) -> bool:
 
 
 class Channel:
-    """One end of a connection to another agent: the coordinator's or a node's, which may bear a longer silence."""
+    """One end of a connection between two agents; a ``patient`` one waits longer for a silent peer."""
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_coordinator: bool, patient: bool) -> None:
-        self.lost: str | None = None  # Why no more can come, once that is so.
-        self.has_heard = False  # Whether the other side has sent anything at all.
-        self.is_authenticated = False  # Whether it has proven that it knows the run's key.
+        self.lost: str | None = None  # Why the connection was lost; None while it works.
+        self.has_heard = False  # Whether the peer has sent anything.
+        self.is_authenticated = False  # Whether the peer has proven that it knows the run's key.
         self._connection = connection
         self._key = key
         self._is_coordinator = is_coordinator
         self._nonce = secrets.token_hex(16).encode()
-        self._signers: tuple[_Signer, _Signer] | None = None  # for what comes and for what goes, after the greeting
+        self._signers: tuple[_Signer, _Signer] | None = None  # for received and sent lines; set by the greeting
         self._waiting: list[bytes] = []
         self._unread = b""
         self._unsent = _PROTOCOL + self._nonce + b"\n"
         connection.setblocking(False)
-        if connection.family != socket.AF_UNIX:  # Else the kernel finds out when the other machine is gone (man 7 tcp).
+        if connection.family != socket.AF_UNIX:  # Have the kernel detect a dead peer (man 7 tcp).
             silence = _PATIENT_SECONDS if patient else _SILENCE_SECONDS
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -142,12 +142,12 @@ class Channel:
 
     @property
     def here(self) -> str:
-        """Our address as the other side knows it; empty for a connection within this machine."""
+        """Our address as the peer knows it; empty for a connection within this machine."""
         return _host(self._connection.getsockname())
 
     @property
     def there(self) -> str:
-        """The other side's address, if it is still known."""
+        """The peer's address; empty if unknown."""
         try:
             return _host(self._connection.getpeername())
         except OSError:
@@ -155,7 +155,7 @@ class Channel:
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the other side has greeted as an agent does, of this run or another one."""
+        """Whether the peer has sent the greeting of an agent, of this run or another one."""
         return self._signers is not None
 
     def fileno(self) -> int:
@@ -163,12 +163,12 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; what the connection does not take now goes with :meth:`flush`."""
+        """Send a message; :meth:`flush` sends what the connection does not take now."""
         self._waiting.append(json.dumps({"kind": kind, "sent": time.time(), **fields}).encode())
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as soon as the other side has greeted."""
+        """Send the queued messages once the peer has greeted."""
         if self._signers:
             self._unsent += b"".join(map(self._signers[1].signed, self._waiting))
             self._waiting.clear()
@@ -178,10 +178,10 @@ class Channel:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent = b""  # Its last messages are still to be read; then reading gives the reason.
+            self._unsent = b""  # The peer's last messages can still be read; then reading gives the reason.
 
     def receive(self) -> list[Message]:
-        """Return the messages that have come."""
+        """Return the messages received so far."""
         self._read()
         messages: list[Message] = []
         *lines, self._unread = self._unread.split(b"\n")
@@ -218,7 +218,7 @@ class Channel:
             self.lost = f"the connection broke: {os.strerror(error.errno or 0)}"
 
     def _greet(self, line: bytes) -> None:
-        """Make the keys of this connection from both nonces."""
+        """Derive the keys of this connection from both nonces."""
         greeting = _GREETING.fullmatch(line)
         if greeting is None:
             raise _InvalidLineError(_NOT_AN_AGENT)
@@ -228,7 +228,7 @@ class Channel:
         self.flush()
 
     def _opened(self, line: bytes, signer: _Signer) -> Message:
-        """Return the message of a line."""
+        """Authenticate and parse a line; raise an _InvalidLineError if that fails."""
         text = signer.opened(line)
         if text is None:
             raise _InvalidLineError(_NOT_AN_AGENT if self.is_authenticated else _OTHER_KEY)
@@ -240,22 +240,22 @@ class Channel:
 
 
 class _InvalidLineError(Exception):
-    """A line that no agent of this run has sent at this place; the text says why."""
+    """A line that no agent of this run has sent at this position; the text says why."""
 
 
 class _Signer:
-    """Signs the lines of one direction of one connection, or opens what is so signed: each in its turn, once."""
+    """Signs, or verifies, the lines of one direction of a connection, each once and in order."""
 
     def __init__(self, key: bytes, name: bytes) -> None:
         self._key = hmac.digest(key, name, "sha256")
         self._number = 0
 
     def signed(self, text: bytes) -> bytes:
-        """Return the line that carries a text."""
+        """Return a text as a signed line."""
         return self._next(text) + b" " + text + b"\n"
 
     def opened(self, line: bytes) -> bytes | None:
-        """Return the text of a line; None if it was not signed for this place."""
+        """Return the text of a line; None if the signature is not valid at this position."""
         signature, _, text = line.partition(b" ")
         return text if hmac.compare_digest(signature, self._next(text)) else None
 

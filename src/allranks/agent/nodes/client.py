@@ -1,4 +1,4 @@
-"""A node's connection to the coordinator: it reports what happens to the node's ranks, and reads what is to be done."""
+"""A node's connection to the coordinator: reports the state of the node's ranks, and receives decisions."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from allranks.errors import LaunchError
 from allranks.record.events import EventWriter
 from allranks.record.spec import NodeSpec
 
-#: How long a node tries to connect to node 0's agent: nodes of one job may start minutes apart.
+#: Limit for connecting to node 0's agent: nodes of one job may start minutes apart.
 DIAL_SECONDS = 300.0
 _TRY_SECONDS = 2.0
-#: The same to one that has another key: it may be another run's, whose end frees the port.
+#: The same if that has another key: it may belong to a run that is about to free the port.
 _OTHER_KEY_SECONDS = contract.scaled_wait(30.0)
 _OTHER_KEY = "the agent there has another key, or has ended"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
-#: In torch/version.py.
+#: The line of torch/version.py.
 _TORCH_VERSION = re.compile(r"^__version__\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
 
 Wait = Callable[[float], object]
 
 
 class CoordinatorClient:
-    """This node among the nodes. On node 0 it drives the ``coordinator``, and connects to it as others do."""
+    """The coordinator's client on each node. On node 0 it also drives the ``coordinator``."""
 
     def __init__(
         self, node: NodeSpec, key: bytes, stop: StopRequest, events: EventWriter, coordinator: Coordinator | None
     ) -> None:
-        self.generation: Generation | None = None  # The newest one, from when it is to start until it is over.
-        self.shall_end = False  # Whether the ranks are to be ended.
-        self.goes_on_without = False  # Whether a node of this generation is lost, and another can start anyway.
-        self.again: Message | None = None  # The restart that follows when all nodes have ended their ranks.
-        self.outcome: Outcome | None = None  # Of the attempt, once it is over.
+        self.generation: Generation | None = None  # The current one; None while nodes gather.
+        self.shall_end = False  # Whether the coordinator wants the ranks ended.
+        self.goes_on_without = False  # Whether a node was lost and the job continues without it.
+        self.again: Message | None = None  # The restart to do; set once all nodes have ended their ranks.
+        self.outcome: Outcome | None = None  # Of the attempt; None before its end.
         self._node = node
         self._name = name_of(node.node, socket.gethostname())
         self._where = f"{node.master_addr}:{node.master_port}"
@@ -66,17 +66,17 @@ class CoordinatorClient:
 
     @property
     def is_spare(self) -> bool:
-        """Whether it has only waited so far for another node to be lost: the others can do without it."""
+        """Whether this node is a spare that has not replaced a node yet."""
         return self._node.node >= self._node.places and not self._members
 
     @property
     def descriptors(self) -> list[Any]:
-        """What to poll: when one of them can be read, there is something to do."""
+        """Descriptors to poll: if one is readable, call :meth:`tick`."""
         own = [self._channel] if self._channel and not self._channel.lost else []
         return own + (self._coordinator.descriptors if self._coordinator else [])
 
     def tick(self) -> bool:
-        """Do what is to be done; return whether a message came; raise a LaunchError if node 0 refuses this node."""
+        """Exchange messages; return whether any came; raise a LaunchError if node 0 refuses this node."""
         if self._coordinator:
             self._coordinator.tick()
         if self._channel is None or self._channel.lost:
@@ -93,10 +93,10 @@ class CoordinatorClient:
     # --- what this node sends ---
 
     def join(self, wait: Wait) -> None:
-        """Connect to node 0's agent; ``wait`` waits so many seconds, and calls :meth:`tick` meanwhile.
+        """Connect to node 0's agent; ``wait`` waits for its argument in seconds, and calls :meth:`tick` meanwhile.
 
         Raises:
-            LaunchError: it cannot be reached.
+            LaunchError: node 0 cannot be reached.
         """
         pause, began = _FIRST_PAUSE, time.monotonic()
         self._misses_master_at = began + contract.MISSING_SECONDS
@@ -120,17 +120,17 @@ class CoordinatorClient:
             self._events.write(contract.WAITING)
 
     def failed(self, rank: int, ended: RankExit) -> None:
-        """Report that a rank has failed, the first of this node."""
+        """Report the first rank of this node that has failed."""
         self._send("failed", rank=rank, code=ended.code, at=ended.time)
 
     def report_quiet(self, quiet: Quiet | None) -> None:
-        """Report that no rank of this node has advanced for too long, or None: one has; once each."""
+        """Report that no rank of this node has advanced for too long or, with None, that one has; send only changes."""
         if quiet is not self._quiet:
             self._quiet = quiet
             self._send("quiet", quiet=quiet)
 
     def over(self, *, cut: bool, wants_to_continue: bool) -> None:
-        """Report that no rank of this node is left; ``cut`` if some were ended, not by themselves."""
+        """Report that no rank of this node is left; ``cut``: whether the agent ended some of them."""
         self._send("over", cut=cut, **{"continue": wants_to_continue})
 
     def request_stop(self, number: signal.Signals, by: str) -> None:
@@ -138,16 +138,16 @@ class CoordinatorClient:
         self._send("stop", signal=number, by=by)
 
     def leave(self, wait: Wait, patience: float, why: str | None) -> None:
-        """Leave, because of ``why`` if something keeps this node from continuing; ``wait`` is as in :meth:`join`.
+        """Disconnect; ``why`` is the reason if this node cannot continue; ``wait`` is as in :meth:`join`.
 
-        Node 0 leaves last, but waits no longer than ``patience`` seconds for the others.
+        Node 0 leaves last, but waits at most ``patience`` seconds for the others.
         """
         if self._coordinator:
             if why:
                 self._coordinator.finish(Outcome("FAILED", 1, f"{self._name}: {why}"))
             deadline = time.monotonic() + patience
             while not self._coordinator.is_alone and not self._stop.hurry and time.monotonic() < deadline:
-                with suppress(StopRequestedError):  # It is under way.
+                with suppress(StopRequestedError):  # The nodes are leaving already.
                     wait(_LONGEST_PAUSE)
             self._coordinator.close()
             self._coordinator = None
@@ -160,10 +160,10 @@ class CoordinatorClient:
         if self._channel and not self._channel.lost:
             self._channel.send(kind, **fields)
 
-    # --- how it comes to node 0 ---
+    # --- connecting to node 0 ---
 
     def _connect(self) -> str | None:
-        """Connect; return why that failed if it did."""
+        """Connect; return the error, or None."""
         try:
             connection = self._coordinator.connect() if self._coordinator else self._dial()
         except socket.gaierror as error:
@@ -177,13 +177,13 @@ class CoordinatorClient:
 
     def _dial(self) -> socket.socket:
         connection = socket.create_connection((self._node.master_addr, self._node.master_port or 0), _TRY_SECONDS)
-        if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
+        if connection.getsockname() == connection.getpeername():  # TCP can connect a local port to itself.
             connection.close()
             raise ConnectionRefusedError(errno.ECONNREFUSED, "")
         return connection
 
     def _introduce(self, wait: Wait) -> str | None:
-        """Send this node's identity, and wait for the welcome; return why that failed if it did."""
+        """Send this node's identity and wait for the welcome; return the error, or None."""
         assert self._channel
         node = self._node
         self._channel.send(
@@ -204,7 +204,7 @@ class CoordinatorClient:
         return _OTHER_KEY if self._channel.is_greeted else problem
 
     def _wait_for_master(self, wait: Wait, seconds: float) -> None:
-        """Wait for node 0's agent, and record once that it is missing."""
+        """Wait for node 0's agent; if it is missing for long, record that once."""
         wait(seconds)
         if not self._master and time.monotonic() >= self._misses_master_at:
             self._misses_master_at = math.inf
@@ -224,7 +224,7 @@ class CoordinatorClient:
         what = f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s"
         return LaunchError(what, why=problem, fix=fix)
 
-    # --- what it receives ---
+    # --- messages of the coordinator ---
 
     def _handle(self, message: Message) -> None:
         fields = {name: value for name, value in message.items() if name not in ("kind", "sent")}
@@ -270,10 +270,10 @@ class CoordinatorClient:
 
 
 def torch_to_match() -> str | None:
-    """Return what must be the same on all nodes of torch's version; None if there is no torch. It is not imported.
+    """Return the part of torch's version that all nodes must share, without importing torch; None if there is no torch.
 
-    With nccl that is all of it: behind the + stands which CUDA it was built for, and so which NCCL. Builds for GPUs and
-    for CPUs of one version do understand each other over gloo.
+    For nccl it is the complete version: the part after "+" names the CUDA, and so the NCCL, of the build. Over gloo,
+    GPU and CPU builds of one version work together.
     """
     if "torch" in sys.modules:
         version = str(sys.modules["torch"].__version__)

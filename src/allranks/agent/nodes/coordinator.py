@@ -1,12 +1,12 @@
-"""The coordinator: a part of node 0's agent that all agents connect to, and that decides for all.
+"""The coordinator in node 0's agent: all agents connect to it, and it decides for all nodes.
 
-A generation of ranks starts when the nodes are there, and ends on all nodes together: when a rank fails, when a node
-is lost, when one that was missing comes, or when all ranks have ended. What follows is decided when every node has
-ended its ranks: another generation, or the end. So all nodes count restarts alike and name the same first failure.
+A generation of ranks starts when the nodes have connected. It ends on all nodes together: when a rank fails, a node is
+lost, a missing node arrives, or all ranks have exited. When every node has ended its ranks, the coordinator starts
+another generation or ends the attempt. So all nodes count restarts alike and name the same first failure.
 
-torch's dynamic rendezvous is not used for this: it takes a node for dead when clocks differ by more than the
-keep-alive (seen: both nodes then continue alone, each in a world of its own), checks once a second, counts restarts
-on each node by itself and numbers nodes by the text of their names.
+torch's dynamic rendezvous is not used: it takes a node for dead when clocks differ by more than the keep-alive (seen:
+both nodes then continue alone, each with its own world), checks once a second, counts restarts on each node separately
+and numbers nodes by sorting their names as text.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from allranks.record.spec import NodeSpec
 if TYPE_CHECKING:
     from allranks.agent.stores import Stores
 
-#: How long missing nodes are waited for; importing torch can take minutes where many nodes do it at once.
+#: Limit for missing nodes to connect: importing torch can take minutes when many nodes do it at once.
 JOIN_SECONDS = 600.0
-#: How much longer all nodes are waited for when there are enough of them.
+#: How much longer to wait for the rest once enough nodes are ready.
 LAST_CALL_SECONDS = 5.0
-#: How long a connection may prove nothing: an agent does so as soon as the coordinator has greeted it.
+#: Limit for a connection to authenticate, which an agent does as soon as the coordinator has greeted.
 _PROOF_SECONDS = 30.0
-#: The most connections that have proven nothing: the oldest is closed for the newest. An agent connects again.
+#: Most unauthenticated connections: a new one replaces the oldest. An agent connects again.
 _MOST_UNAUTHENTICATED = 1024
-#: Connections that are accepted before messages are read again.
+#: Most connections to accept before messages are read again.
 _MOST_AT_ONCE = 64
 
 
@@ -54,8 +54,8 @@ class _Peer:
     is_ready: bool = False  # for the next generation
     failure: Message | None = None  # the first of its ranks
     quiet: Quiet | None = None  # its ranks have not advanced for too long
-    report: Message | None = None  # when all its ranks had ended
-    #: The least seconds from its time of sending to our time of reading: how its clock differs from ours.
+    report: Message | None = None  # its "over" message, once no rank is left
+    #: Estimated clock offset in seconds: the least difference between our time of reading and its time of sending.
     behind: float = math.inf
 
     @property
@@ -64,19 +64,19 @@ class _Peer:
 
 
 class Coordinator:
-    """Reads the messages of all agents, which connect to ``listener``, and decides for them. It never blocks."""
+    """Reads the messages of all agents, which connect to ``listener``, and decides for them without blocking."""
 
     def __init__(self, node: NodeSpec, key: bytes, listener: socket.socket, stores: Stores, torch: str | None) -> None:
         self._node = node
         self._key = key
         self._listener = listener
         self._stores = stores
-        self._torch = torch  # what must be the same on all nodes of its version; None if this node has none
-        self._unauthenticated: dict[Channel, float] = {}  # since when, in that order
+        self._torch = torch  # the part of its version that all nodes must share; None if this node has no torch
+        self._unauthenticated: dict[Channel, float] = {}  # since when, oldest first
         self._refused = 0
         self._peers: dict[int, _Peer] = {}
         self._gone: dict[int, tuple[str, str]] = {}  # node -> its name, and why it was lost
-        self._places: list[int] = [*range(node.places)]  # the nodes that have them, in the order of their ranks
+        self._places: list[int] = [*range(node.places)]  # the nodes that take part, in the order of their ranks
         self._number = 0
         self._failures = 0
         self._is_over = False
@@ -86,22 +86,22 @@ class Coordinator:
 
     @property
     def descriptors(self) -> list[Any]:
-        """What to poll: when one of them can be read, there is something to do."""
+        """Descriptors to poll: if one is readable, call :meth:`tick`."""
         return [self._listener, *self._unauthenticated, *(peer.channel for peer in self._peers.values())]
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other agent is connected any more."""
+        """Whether no other agent is connected."""
         return all(peer.node == self._node.node for peer in self._peers.values())
 
     def connect(self) -> socket.socket:
-        """Return a connection for this node's own agent, which is treated as all others are."""
+        """Return a connection for this node's own agent, which is treated like any other."""
         ours, theirs = socket.socketpair()
         self._greet(ours)
         return theirs
 
     def tick(self) -> None:
-        """Do what there is to do."""
+        """Accept connections, handle messages, and start or end a generation when due."""
         self._accept()
         for peer in list(self._peers.values()):
             for message in peer.channel.receive():
@@ -114,13 +114,13 @@ class Coordinator:
             self._check_generation() if self._nodes else self._gather()
 
     def finish(self, outcome: Outcome) -> None:
-        """Send all agents the outcome of the attempt, unless that is known."""
+        """Send the outcome of the attempt to all agents, unless the attempt is over already."""
         if not self._is_over:
             self._is_over, self._outcome = True, outcome
             self._send(self._peers, "outcome", **asdict(outcome))
 
     def close(self) -> None:
-        """Close all connections, and report how many were refused."""
+        """Close all connections, and log how many were refused."""
         for connection in self.descriptors:
             connection.close()
         if self._refused > 1:
@@ -129,8 +129,8 @@ class Coordinator:
     # --- connections ---
 
     def _accept(self) -> None:
-        """Accept connections; admit those that have proven to be agents of this run, and close what is none."""
-        with suppress(OSError):  # There is no other connection, or it is closed already.
+        """Accept connections; admit authenticated agents of this run, and close all others."""
+        with suppress(OSError):  # No further connection waits, or it is closed already.
             for _ in range(_MOST_AT_ONCE):
                 self._greet(self._listener.accept()[0])
         now = time.monotonic()
@@ -151,7 +151,7 @@ class Coordinator:
         self._unauthenticated[channel] = time.monotonic()
 
     def _refuse(self, channel: Channel, why: str) -> None:
-        """Close a connection, and count it if it has sent something: monitors only test whether a port is open."""
+        """Close a connection; count it only if it sent data, since port monitors send none."""
         del self._unauthenticated[channel]
         self._refused += channel.has_heard
         if channel.has_heard and self._refused == 1:
@@ -165,14 +165,14 @@ class Coordinator:
             return
         peer = _Peer(channel, hello["node"], hello["host"], hello["ranks"])
         channel.send("welcome", host=socket.gethostname())
-        # Ranks with another torch could hang, or worse. Without torch either they need none, or their agent reports it.
+        # Ranks with another torch could hang, or worse. A node without torch needs none, or its agent reports that.
         if self._torch and (hello["torch"] or self._torch) != self._torch:
             own = name_of(self._node.node, socket.gethostname())
             self._reject(peer, f"it has torch {hello['torch']}, and {own} has torch {self._torch}")
             return
         self._peers[peer.node] = peer
         self._gone.pop(peer.node, None)
-        if self._outcome:  # A spare may be late for a job of a second, which has not failed for that.
+        if self._outcome:  # A spare may connect after the end of a very short job, which has not failed.
             channel.send("outcome", **asdict(self._outcome))
         for message in more:
             self._handle(peer, message)
@@ -191,7 +191,7 @@ class Coordinator:
         return None
 
     def _reject(self, peer: _Peer, why: str) -> None:
-        """Continue without a node that cannot take part; if too few are left, all fail for that reason."""
+        """Continue without a node that cannot take part; if too few are left, fail with that reason."""
         outcome = Outcome("FAILED", 1, f"{peer.name} was rejected: {why}")
         peer.channel.send("outcome", **asdict(outcome))
         peer.channel.close()
@@ -209,7 +209,7 @@ class Coordinator:
         why = peer.channel.lost or ""
         self._gone[peer.node] = (peer.name, why)
         self._report_loss(peer, why)
-        if peer.node in self._nodes and (not peer.report or peer.failure or peer.report["cut"]):  # Else it was done.
+        if peer.node in self._nodes and (not peer.report or peer.failure or peer.report["cut"]):  # Else done.
             self._has_lost = True
             self._stores.report_loss()
             self._end_ranks()
@@ -229,7 +229,7 @@ class Coordinator:
                 self._stores.report_loss()
                 self._end_ranks()
             case "quiet":
-                quiet = message["quiet"]  # Its time becomes one of this node's clock.
+                quiet = message["quiet"]  # With its time converted to this node's clock.
                 peer.quiet = quiet and {**quiet, "since": quiet["since"] + peer.behind}
             case "over":
                 peer.report = message
@@ -247,18 +247,18 @@ class Coordinator:
     # --- before a generation ---
 
     def _start_gathering(self) -> None:
-        self._nodes: list[int] = []  # of the generation that runs
-        self._has_lost = False  # one of them
+        self._nodes: list[int] = []  # of the current generation
+        self._has_lost = False  # a node of this generation
         self._judge = HangJudge(self._node)
         self._ended_for_hang = False
         self._is_ending = False
         self._deadline = time.monotonic() + JOIN_SECONDS
-        self._missing: list[int] = []  # as all agents know it
+        self._missing: list[int] = []  # as last reported to all agents
         self._reports_missing_at = time.monotonic() + contract.MISSING_SECONDS  # if that has changed by then
         self._enough_since: float | None = None
 
     def _gather(self) -> None:
-        """Start a generation when all places are taken, or enough of them and no other node is to be expected."""
+        """Start a generation when all nodes are ready, or enough of them and no other node is expected."""
         for node, known in not_started(self._node).items():
             if node not in self._peers:
                 self._gone.setdefault(node, known)
@@ -288,7 +288,7 @@ class Coordinator:
 
     def _start_generation(self, nodes: list[int]) -> None:
         peers = [self._peers[node] for node in nodes]
-        # Our own name may mean the loopback on this machine: the others know the address at which they reach us.
+        # Our own name may resolve to the loopback here: use the address at which the other nodes reach us.
         own = next(filter(None, (peer.channel.here for peer in self._peers.values())), self._node.master_addr)
         addresses = [peer.channel.here or own for peer in peers]
         port = self._stores.open(addresses[0] if len({*addresses}) == 1 else None)
@@ -311,7 +311,7 @@ class Coordinator:
         return [node for node in self._nodes if node in self._peers]
 
     def _check_generation(self) -> None:
-        """When all ranks of all nodes have ended, decide what follows."""
+        """When all ranks of all nodes have exited, decide what follows."""
         here = [self._peers[node] for node in self._members()]
         has_room = len(self._nodes) < self._node.places
         if has_room and any(peer.is_ready for node, peer in self._peers.items() if node not in self._nodes):
@@ -324,7 +324,7 @@ class Coordinator:
         failures = [(peer.failure["at"] + peer.behind, peer.failure, peer.host) for peer in here if peer.failure]
         is_cut = any(report["cut"] for report in reports) and not (failures or self._ended_for_hang)
         if self._has_lost or is_cut:
-            # A node that was lost or has come is not a failure of the ranks.
+            # A node that was lost or has arrived does not count as a failure of the ranks.
             if outcome := self._too_few:
                 self.finish(outcome)
             else:
@@ -343,7 +343,7 @@ class Coordinator:
             self.finish(succeeded(self._node, sum(peer.ranks for peer in here), self._stores.was_used))
 
     def _check_hang(self, here: list[_Peer]) -> None:
-        """Report a hang of this generation to all nodes, or that it is over; end the ranks, if that is to follow."""
+        """Report the start or end of a hang to all nodes; end the ranks if the policy says so."""
         peer_of_rank = [peer for peer in here for _ in range(peer.ranks)]
         left = [rank for rank, peer in enumerate(peer_of_rank) if peer.report]
         if found := self._judge.judge([peer.quiet for peer in here if not peer.report], left):
@@ -364,7 +364,7 @@ class Coordinator:
 
     @property
     def _too_few(self) -> Outcome | None:
-        """How the attempt ends if so many nodes are lost that it cannot continue; else None."""
+        """The outcome if too few nodes are left to continue; else None."""
         left, least = self._node.nnodes - len(self._gone), self._node.min_nodes
         if left >= least:
             return None
@@ -374,23 +374,23 @@ class Coordinator:
 
 
 def name_of(node: int, host: str) -> str:
-    """Return a node's name for people."""
+    """Return a node's name for messages."""
     return f"node {node} ({host})"
 
 
 def filled(places: Sequence[int], ready: Collection[int]) -> list[int]:
-    """Return the node for each place: the one that has it now or, if that is not ready, a spare one that is.
+    """Replace nodes that are not ready by spares that are; return the nodes in the order of their ranks.
 
-    A place whose node is lost, and that no spare takes, keeps the number of that node.
+    A lost node that no spare replaces keeps its place.
     """
     spares = iter(sorted(set(ready) - set(places)))
     return [node if node in ready else next(spares, node) for node in places]
 
 
 def not_started(node: NodeSpec) -> dict[int, tuple[str, str]]:
-    """Return the nodes whose agents the launcher could not start, as far as is known yet: their names, and why.
+    """Return the nodes whose agents the launcher has failed to start so far: number -> (name, reason).
 
-    Where all are needed it starts none without the others; then nothing is read.
+    Empty if the job needs all nodes: then the launcher starts all of them or none.
     """
     path = Path(node.run_dir, contract.node_dir(node.attempt, 0), contract.NOT_STARTED)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""How the ranks of a job start: whether they need torch, and if so, whether a process that has it may fork them."""
+"""Decides how ranks start: whether they need torch, and whether they may be forked from a process with torch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SETS_EARLY_VARIABLE = re.compile(
        | environ (?: \.update \( | \s* \|= ) [^)}}]*? \b (?P<update>{_EARLY}) ['"]? \s* [:=] (?!=)""",
     re.VERBOSE,
 )
-#: On a machine that has one of these, ranks may use a GPU.
+#: If one of these devices exists, ranks may use a GPU.
 _GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-#: A script with one of these names in it may run any other code.
+#: A script that contains one of these names may run any other code.
 _RUNS_ANYTHING = frozenset({"importlib", "imp", "pkgutil", "runpy", "zipimport", "__import__", "exec", "eval"})
 
-#: Lightning decides itself whether there is a process group, by its arguments.
+#: Lightning decides by its arguments whether to form a process group.
 _LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
 
 
 def needs_torch(node: NodeSpec) -> bool:
-    """Return whether the job's ranks can be expected to import torch: not if they run the standard library alone.
+    """Return whether the job's ranks probably import torch: not if their code uses only the standard library.
 
-    If that is wrong, each rank imports torch for itself, and the agent does so once a rank connects to the store.
+    If that is wrong, each rank imports torch itself, and the agent does so once a rank connects to the store.
     """
     if node.kind != "script":
         return node.kind != "binary"
@@ -42,7 +42,7 @@ def needs_torch(node: NodeSpec) -> bool:
         return True
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The rank itself prints them.
+            warnings.simplefilter("ignore")  # The rank prints them.
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
@@ -58,9 +58,9 @@ def needs_torch(node: NodeSpec) -> bool:
 
 
 def group_advice(node: NodeSpec) -> str | None:
-    """Return how the job's script forms a process group; None if nothing in it shows that it uses torch.
+    """Return how the job's script should form a process group; None if its text does not show that it uses torch.
 
-    In a rank forked from a process with torch, an import of torch leaves no trace: so the script's text is read.
+    The text is read because a rank forked from a process with torch shows no trace of importing it.
     """
     source = _read(node.target) if node.kind == "script" else None
     if source is None:
@@ -71,10 +71,10 @@ def group_advice(node: NodeSpec) -> str | None:
 
 
 def makes_optimizers(node: NodeSpec) -> bool:
-    """Return whether the ranks can be expected to make an optimizer, and may be forked with what that imports.
+    """Return whether the ranks probably create an optimizer, and may be forked with torch._dynamo imported.
 
-    A process that makes its first optimizer imports torch._dynamo: 820 modules with torch 2.13, which take as long as
-    torch itself. Importing it was seen to query no device and to start no thread, but not yet on a machine with a GPU.
+    The first optimizer of a process imports torch._dynamo: 820 modules with torch 2.13, which take as long as torch
+    itself. The import was seen to query no device and start no thread, but not yet on a machine with a GPU.
     """
     if node.kind != "script" or any(device.exists() for device in _GPU_DEVICES):
         return False
@@ -106,7 +106,7 @@ def why_plain(node: NodeSpec) -> str | None:
 
 
 def _read(path: str) -> str | None:
-    """Return a script's text; None if the interpreter would refuse to read it."""
+    """Return a script's text; None if the interpreter could not decode it."""
     try:
         with tokenize.open(path) as stream:
             source = stream.read()
@@ -118,8 +118,8 @@ def _read(path: str) -> str | None:
 def why_unsafe_to_fork() -> str | None:
     """Return why this process, which has imported torch, must not fork ranks; None if it may.
 
-    A thread would vanish in the child with whatever lock it holds. OpenBLAS keeps threads but stops them
-    itself before any fork, so one fork is tried before they are counted.
+    A thread does not exist in the child, but a lock that it holds stays locked there. OpenBLAS stops its threads before
+    a fork, so this function forks once before it counts threads.
     """
     if sys.modules["torch"].cuda.is_initialized():
         return "CUDA was initialized while torch was imported"

@@ -1,9 +1,9 @@
-"""The fork server, from which the ranks of a node are forked, and the agent's client of it.
+"""The fork server, which forks the ranks of a node, and the agent's client for it.
 
-The server has imported torch, if the ranks need it, and done nothing else: it has one thread and has touched neither
-CUDA nor a tensor, so forking it is safe. It is a child of the agent. Both exchange lines of JSON over one socket; when
-that closes the agent is gone, and the server ends all ranks. As their parent it learns of their end at once, and no
-process id is reused before.
+The server has imported torch if the ranks need it, and done nothing else: it has one thread, and has used neither CUDA
+nor a tensor, so forking it is safe. It is a child of the agent. They exchange lines of JSON over a socket; when the
+socket closes, the agent is gone, and the server ends all ranks. As the parent of the ranks it is notified when one
+exits, and their process ids are not reused before.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from allranks.system.processes import adopt_orphans, children, signal_group, sig
 if TYPE_CHECKING:
     from allranks.agent.nodes.client import CoordinatorClient
 
-#: The time after SIGTERM for processes that ranks have left behind.
+#: Seconds between SIGTERM and SIGKILL for processes that ranks have left behind.
 _LEFT_PATIENCE = contract.scaled_wait(5.0)
 _KILL_PATIENCE = 5.0
 _POLL_SECONDS = 0.05
 
 
 class ForkServer:
-    """Starts, signals and reaps ranks for the agent; once that is gone they get ``stop_timeout`` s after SIGTERM."""
+    """Starts, signals and reaps ranks for the agent. If the agent dies, ranks get SIGTERM, then ``stop_timeout`` s."""
 
     def __init__(self, channel: socket.socket, stop_timeout: float) -> None:
         self._channel = channel
         self._stop_timeout = stop_timeout
         self._ranks: dict[int, int] = {}  # process id -> local rank
         self._groups: set[int] = set()  # process groups of all ranks, living or not
-        self._killed: set[int] = set()  # those of failed ranks, until they are empty
+        self._killed: set[int] = set()  # groups of failed ranks, until they are empty
         self._unread = b""
         self._leaving = False
         self._clean = False
@@ -52,12 +52,12 @@ class ForkServer:
             end.setblocking(False)
 
     def serve(self) -> RankStart | None:
-        """Serve until the agent is done or gone; in a forked child, return the rank that it is to become."""
+        """Serve until the agent is done or gone; in a forked child, return the rank to become."""
         gc.disable()
         gc.freeze()  # Pages that the ranks share stay shared when their collectors run.
         adopt_orphans()
         for number in (*SIGNALS, *WARNINGS):
-            signal.signal(number, signal.SIG_IGN)  # The agent decides, and the server ends with it.
+            signal.signal(number, signal.SIG_IGN)  # The agent handles signals; the server exits with it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
@@ -70,19 +70,19 @@ class ForkServer:
                     if start is not None:
                         return start
         self._end(lambda: list(self._ranks), signal_group, self._stop_timeout)
-        if self._clean:  # Processes in other sessions are services that the script started on purpose.
+        if self._clean:  # Processes in other sessions are services that the script started deliberately.
             self._end(lambda: list(filter(_has_children, self._groups)), signal_group, _LEFT_PATIENCE)
         else:
             self._end(children, signal_process, _LEFT_PATIENCE)
-        self._channel.close()  # The agent need not wait for the rest: to unload torch takes its time.
+        self._channel.close()  # The agent need not wait for this process to unload torch.
         return None
 
     def _listen(self) -> RankStart | None:
-        """Do what the agent requests; in a forked child, return the rank that it is to become."""
+        """Handle the agent's requests; in a forked child, return the rank to become."""
         try:
             data = self._channel.recv(65536)
         except ConnectionResetError:
-            data = b""  # The agent died, and has left reports unread.
+            data = b""  # The agent died with reports unread.
         if not data:
             self._leaving = True
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -100,7 +100,7 @@ class ForkServer:
         return None
 
     def _fork(self, start: RankStart) -> bool:
-        """Fork a rank, and wait for its session, so that no signal to it is lost; return True in the rank."""
+        """Fork a rank, and wait until it leads its own session, so no signal is lost; return True in the rank."""
         self._wait_for_killed()
         server = os.getpid()
         try:
@@ -125,7 +125,7 @@ class ForkServer:
         return False
 
     def _wait_for_killed(self) -> None:
-        """Wait until the processes of failed ranks are gone: a new rank may need their memory, or their GPU's."""
+        """Wait until the processes of failed ranks are gone: a new rank may need their CPU or GPU memory."""
         deadline = time.monotonic() + _KILL_PATIENCE
         while any(map(_has_children, self._killed)) and (left := deadline - time.monotonic()) > 0:
             self._await_end(left)
@@ -136,7 +136,7 @@ class ForkServer:
         self._reap()
 
     def _reap(self) -> None:
-        """Reap every child that has ended, and report the ranks among them. One SIGCHLD may stand for several."""
+        """Reap every child that has exited, and report the ranks among them. One SIGCHLD may stand for several."""
         try:
             self._awake.recv(4096)
         except BlockingIOError:
@@ -155,7 +155,7 @@ class ForkServer:
                 continue
             now = time.time()
             code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            signal_group(pid, signal.SIGKILL if code else signal.SIGTERM)  # While its id is that of a zombie.
+            signal_group(pid, signal.SIGKILL if code else signal.SIGTERM)  # A zombie's id is not reused.
             if code:
                 self._killed.add(pid)
             _, _, used = os.wait4(pid, 0)
@@ -177,7 +177,7 @@ class ForkServer:
 
 
 def _has_children(group: int) -> bool:
-    """Return whether a child of this process is in a process group, alive or not reaped."""
+    """Return whether a process group contains a child of this process, alive or a zombie."""
     try:
         os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -187,7 +187,7 @@ def _has_children(group: int) -> bool:
 
 @dataclass(frozen=True)
 class RankExit:
-    """A rank's end: its code as Python gives it, negative for a signal, the time, and its peak memory in bytes."""
+    """A rank's exit: code as in subprocess (negative for a signal), time (seconds since 1970), peak memory in bytes."""
 
     local_rank: int
     pid: int
@@ -197,42 +197,42 @@ class RankExit:
 
 
 class ForkServerGoneError(RuntimeError):
-    """The fork server has ended; its ranks died with it."""
+    """The fork server has exited, and its ranks with it."""
 
 
 class ForkClient:
     """The agent's end of the socket to the fork server.
 
-    ``idle`` is called about 20 times a second while it waits; so is ``check``, which may raise, until the server ends.
+    While it waits it calls ``idle`` about 20 times a second, and ``check``, which may raise, until the server exits.
     """
 
     def __init__(self, channel: socket.socket, idle: Callable[[], None], check: Callable[[], None]) -> None:
-        self.pids: dict[int, int] = {}  # Process ids of the ranks that are alive, by local rank.
-        self.exits: list[RankExit] = []  # Since the last call of start(), in order.
-        self.coordinator: CoordinatorClient | None = None  # The connection to it, which wait() serves too.
+        self.pids: dict[int, int] = {}  # Process ids of living ranks, by local rank.
+        self.exits: list[RankExit] = []  # Since the last start(), in order.
+        self.coordinator: CoordinatorClient | None = None  # Served by wait() too.
         self._channel = channel
         self._idle = idle
         self._check = check
         self._unread = b""
 
     def start(self, starts: list[RankStart]) -> dict[int, int]:
-        """Start ranks; return their process ids by local rank; raise a LaunchError if no more processes are allowed."""
+        """Start ranks; return their process ids by local rank; raise a LaunchError if the process limit is reached."""
         self._check()
         self.exits.clear()
         started: dict[int, int] = {}
         for start in starts:
             self._send({"start": asdict(start)})
-            # One by one: two processes that both wait for room in the socket would wait for ever.
+            # One at a time: two processes that both write to a full socket would deadlock.
             while start.local_rank not in started:
                 started |= self._read()
         return started
 
     def signal(self, number: int, local_rank: int | None = None) -> None:
-        """Send a signal to the process group of a rank, or of every rank, that is alive."""
+        """Send a signal to the process group of a living rank, or of all of them."""
         self._send({"signal": int(number), "to": local_rank})
 
     def quit(self, clean: bool) -> None:
-        """Let the server end; unless ``clean``, with everything that its ranks left behind."""
+        """Let the server exit; unless ``clean``, it first ends all processes that ranks left behind."""
         try:
             self._send({"quit": "clean" if clean else "kill"})
             while True:
@@ -242,7 +242,7 @@ class ForkClient:
             return
 
     def wait(self, seconds: float) -> None:
-        """Wait until a rank has ended or the coordinator has sent something, for at most so many seconds."""
+        """Wait until a rank exits or the coordinator sends a message, but at most ``seconds``."""
         known = len(self.exits)
         deadline = time.monotonic() + seconds
         while len(self.exits) == known and (left := deadline - time.monotonic()) > 0:
@@ -253,14 +253,14 @@ class ForkClient:
                 break
 
     def _receive(self, timeout: float) -> None:
-        poll = select.poll()  # Not select(), which knows no descriptors above 1023: node 0 may hear many others.
+        poll = select.poll()  # Not select(), which is limited to descriptors below 1024, and node 0 may have more.
         for descriptor in (self._channel, *(self.coordinator.descriptors if self.coordinator else ())):
             poll.register(descriptor, select.POLLIN)
         if any(descriptor == self._channel.fileno() for descriptor, _ in poll.poll(timeout * 1000)):
             self._read()
 
     def _read(self) -> dict[int, int]:
-        """Read what the server reports; return the process ids of the ranks that it has started, by local rank."""
+        """Read the server's reports; return the process ids of newly started ranks, by local rank."""
         try:
             data = self._channel.recv(65536)
         except OSError:

@@ -1,4 +1,4 @@
-"""The worker group: the ranks of this node, started, watched, ended, recorded and started again; and their outcome."""
+"""The worker group: starts, watches, ends and restarts the ranks of this node; and the outcome of an attempt."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from allranks.record.spec import NodeSpec
 from allranks.system.processes import catches, rank_ended
 
 _KILL_PATIENCE = 5.0
-#: How soon a second Ctrl-C is noticed.
+#: Polling interval for a second Ctrl-C.
 _HURRY_SECONDS = 0.1
-#: After a generation that lived longer than this the delays of restarts start over.
+#: A generation that lived longer than this resets the restart delay.
 _HEALTHY_SECONDS = 60.0
 _LONGEST_DELAY = 60.0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The ranks of this node between two restarts, and where they meet those of other nodes."""
+    """The ranks of this node between two restarts, and their rendezvous."""
 
     restart: int  # 0 for the first generation
     node_rank: int
@@ -43,14 +43,14 @@ class Generation:
 
 
 class Backoff:
-    """Delays of restarts in seconds: none, then ``first``, then twice as long for each quick failure in a row."""
+    """Restart delays in seconds: 0, then ``first``, then doubled after each quick failure in a row."""
 
     def __init__(self, first: float) -> None:
         self._first = first
         self._quick_failures = 0
 
     def delay(self, started: float) -> float:
-        """Return how many seconds to wait after the failure of the generation started at ``started`` (monotonic)."""
+        """Return the delay in seconds after a generation that started at ``started`` (monotonic clock) failed."""
         quick = time.monotonic() - started < _HEALTHY_SECONDS
         self._quick_failures = self._quick_failures + 1 if quick else 1
         if self._quick_failures < 2:
@@ -59,7 +59,7 @@ class Backoff:
 
 
 class WorkerGroup:
-    """The ranks of this node, whose logs are in ``folder``. It decides nothing: its callers do."""
+    """The ranks of this node, whose logs are in ``folder``. Its callers decide when ranks start and end."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class WorkerGroup:
         stop: StopRequest,
         hangs: HangWatch,
     ) -> None:
-        #: The global rank that failed first, and its end, if it is to blame for what follows.
+        #: Global rank and exit of the first failure; None if there is none, or if something else ended the ranks.
         self.first_failure: tuple[int, RankExit] | None = None
         self.hangs = hangs
         self._node = node
@@ -86,21 +86,21 @@ class WorkerGroup:
         self._recorded = 0
         self._facts: NodeFacts | None = None
         self._keeps_failure = True
-        self._undelivered: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
+        self._undelivered: list[tuple[int, signal.Signals]] = []  # (local rank, warning) not forwarded yet
 
     @property
     def is_running(self) -> bool:
-        """Whether a rank is alive."""
+        """Whether any rank is alive."""
         return bool(self._client.pids)
 
     @property
     def left_to_continue(self) -> int | None:
-        """The first rank that has saved and exited on request, to be started again later; None if there is none."""
+        """The first rank that exited to be continued later; None if there is none."""
         ended = (self._ranks[rank.local_rank] for rank in self._client.exits if rank.code == contract.CONTINUE_LATER)
         return next(ended, None)
 
     def start(self, generation: Generation) -> None:
-        """Start a generation; raise a LaunchError if no more processes are allowed."""
+        """Start a generation; raise a LaunchError if the process limit is reached."""
         first, restart = generation.first_rank, generation.restart
         self._ranks = range(first, first + self._node.nproc_per_node)
         self._index.watch(self._ranks)
@@ -109,7 +109,7 @@ class WorkerGroup:
             self._facts.close()
         self._facts = NodeFacts(Path(self._node.run_dir))
         starts = []
-        written = []  # What is in a rank's logs by now is of earlier generations.
+        written = []  # Log sizes now: earlier generations wrote that.
         for local_rank, rank in enumerate(self._ranks):
             variables = _variables(self._node, self._folder, generation, local_rank)
             out, err = (str(self._folder / contract.rank_log(rank, stream)) for stream in ("out", "err"))
@@ -133,7 +133,7 @@ class WorkerGroup:
         )
 
     def poll(self, seconds: float) -> None:
-        """Record the ranks that have ended; if there are none, wait so long for one."""
+        """Record the ranks that have exited; if there are none, wait for one, at most ``seconds``."""
         if self._recorded == len(self._client.exits):
             self._client.wait(seconds)
         for number in self._stop.take_warnings():
@@ -144,16 +144,16 @@ class WorkerGroup:
         self.hangs.tick(self._client.pids.values())
 
     def end(self, number: signal.Signals = signal.SIGTERM, patience: Callable[[], float] | None = None) -> None:
-        """End all ranks: by the signal ``number``, then SIGKILL; at once after a second Ctrl-C.
+        """End all ranks by the signal ``number``, then by SIGKILL; a second Ctrl-C kills them at once.
 
-        ``patience`` gives the seconds between the two, which may change meanwhile; by default the job's.
+        ``patience`` returns the seconds between both, and is called repeatedly; default: the job's ``stop_timeout``.
         """
         requested = patience or (lambda: self._node.stop_timeout)
         for current, seconds in ((number, requested), (signal.SIGKILL, lambda: _KILL_PATIENCE)):
             if not self._client.pids:
                 break
             self._client.signal(current)
-            self._client.signal(signal.SIGCONT)  # A rank that is stopped hears nothing before that.
+            self._client.signal(signal.SIGCONT)  # A stopped rank handles no other signal before this.
             began = time.monotonic()
             while self._client.pids and (left := began + seconds() - time.monotonic()) > 0:
                 if self._stop.hurry and current != signal.SIGKILL:
@@ -164,16 +164,16 @@ class WorkerGroup:
             self._events.write(contract.NODE_FACTS, lines=lines)
 
     def abort(self) -> None:
-        """End all ranks, with the signal of a request to stop if there is one; failures count no more."""
+        """End all ranks, by the signal of the stop request if there is one; later failures do not count."""
         self._keeps_failure = False
         self.end(self._stop.signal or signal.SIGTERM)
 
     def clear_failure(self) -> None:
-        """Blame no rank for what follows: the job continues, and a request to stop from now on cancels it."""
+        """Forget the first failure: the job continues, and a later stop request cancels it."""
         self.first_failure, self._keeps_failure = None, False
 
     def pause(self, restart: int, blamed: int | None, *, counted: bool) -> None:
-        """Record a restart, and the rank to blame; wait before it if it is one of those that count."""
+        """Record a restart and the rank that caused it; wait the back-off delay if the restart is ``counted``."""
         delay, most = self._backoff.delay(self._started) if counted else 0.0, self._node.max_restarts
         self._events.write(contract.RESTART, restart=restart, delay=delay, because_of_rank=blamed, max_restarts=most)
         deadline = time.monotonic() + delay
@@ -181,9 +181,9 @@ class WorkerGroup:
             self._client.wait(left)
 
     def _forward_warnings(self) -> None:
-        """Forward warnings to the ranks that handle them; others get them once they do, if they ever do.
+        """Forward warnings to each rank as soon as it has a handler for them.
 
-        A rank that still imports or loads its data would die of a warning instead of saving after its first step.
+        Without a handler, a rank that still imports or loads data would die of the signal instead of saving.
         """
         for warning in self._undelivered.copy():
             local_rank, number = warning
@@ -205,14 +205,14 @@ class WorkerGroup:
         self._recorded = len(self._client.exits)
 
     def _record_facts(self, rank: int, code: int) -> None:
-        """Record what only this node knows of a failure, before the other ranks are ended."""
+        """Record the node's facts about a failure before the other ranks are ended."""
         pids = {*self._client.pids.values(), *(ended.pid for ended in self._client.exits)}
         if self._facts and (lines := self._facts.collect(pids, was_killed=code == -signal.SIGKILL)):
             self._events.write(contract.NODE_FACTS, rank=rank, lines=lines)
 
 
 def _memory(ended: RankExit) -> dict[str, int]:
-    """Return a killed rank's peak memory and its limit in bytes: they may be why."""
+    """Return peak memory and memory limit of a killed rank in bytes, as a possible cause."""
     if ended.code != -signal.SIGKILL:
         return {}
     from allranks.system import cgroups
@@ -229,7 +229,7 @@ def _size(log: str) -> int:
 
 
 def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank: int) -> dict[str, str]:
-    """Return what torchrun gives a rank (its documentation, section Environment Variables), and ours."""
+    """Return the variables that torchrun sets (section "Environment Variables" of its documentation), and ours."""
     number = generation.first_rank + local_rank
     rank, size = str(number), str(generation.world_size)
     return {
@@ -239,7 +239,7 @@ def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank:
         "LOCAL_WORLD_SIZE": str(node.nproc_per_node),
         "GROUP_RANK": str(generation.node_rank),
         "GROUP_WORLD_SIZE": str(generation.nodes),
-        "ROLE_NAME": "default",  # torch knows ranks of several roles; all of ours have this one.
+        "ROLE_NAME": "default",  # torch supports several roles; all our ranks have this one.
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": size,
         "MASTER_ADDR": generation.master_addr,
@@ -257,26 +257,26 @@ def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank:
     }
 
 
-# --- how it all ended ---
+# --- outcome ---
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a node's part of an attempt, or the attempt on all its nodes, ended."""
+    """The outcome of an attempt on one node or on all nodes."""
 
     state: str  # SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
-    exit_code: int  # Of the agent.
+    exit_code: int  # The agent's.
     reason: str | None = None  # In one line.
     rank: int | None = None  # The global rank that failed first.
-    lost: tuple[str, ...] = ()  # The names of the nodes that were lost, if that ended it.
+    lost: tuple[str, ...] = ()  # Names of the lost nodes, if that ended the attempt.
 
 
-#: Of ranks that a request has ended: its source starts them again.
+#: Ranks that exited on request. The source of the request restarts them.
 PREEMPTED = Outcome("PREEMPTED", contract.CONTINUE_LATER, "the ranks have saved and exited, as requested")
 
 
 def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
-    """Return the success of so many ranks; the reason says so if each of them has trained alone."""
+    """Return the outcome of ranks that all succeeded; the reason says so if each of them trained alone."""
     reason = None
     if ranks > 1 and not have_met and (advice := group_advice(node)):
         reason = f"the {ranks} ranks formed no process group: each ran the whole script alone; {advice}"
@@ -284,5 +284,5 @@ def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
 
 
 def failed(rank: int, code: int, host: str | None = None) -> Outcome:
-    """Return the failure of a rank, on a host if there are several; ``code`` is as Python gives it."""
+    """Return the outcome of a failed rank; ``code`` is as in subprocess; ``host`` is given if there are several."""
     return Outcome("FAILED", code if code > 0 else 128 - code, rank_ended(rank, code, host), rank)

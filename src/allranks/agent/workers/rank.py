@@ -1,9 +1,8 @@
-"""What a forked process does to become a rank, and how it runs the user's script.
+"""Turns a forked process into a rank, and runs the user's script in it.
 
-A script runs as if a new interpreter had been started with it. What a plain ``python train.py`` gives, this gives:
-``__main__`` is the script (data loader workers that are started by spawn import it again), ``sys.argv`` and
-``sys.path[0]`` are its own, atexit handlers run, tracebacks start at the script's first frame, and the exit code is
-that of a plain interpreter.
+The script runs as under ``python train.py`` in a new interpreter: ``__main__`` is the script (spawned data-loader
+workers import it again), ``sys.argv`` and ``sys.path[0]`` are its own, atexit handlers run, tracebacks start at the
+script's first frame, and the exit code is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from allranks.agent.workers.streams import RankStream, connect
 from allranks.record.spec import NodeSpec
 from allranks.system.processes import append_to, die_with_parent, let_gloo_rest
 
-#: As the agent inherited them: a batch script makes its processes ignore a warning that is sent to all of them.
+#: Inherited handlers: a batch script may make its processes ignore a warning that the scheduler sends to all of them.
 _WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
 
 _Hook = Callable[[type[BaseException], BaseException, "types.TracebackType | None"], object]
@@ -41,7 +40,7 @@ _Hook = Callable[[type[BaseException], BaseException, "types.TracebackType | Non
 
 @dataclass(frozen=True)
 class RankStart:
-    """A rank to start, by its number on this node: its own variables, its log files, and the file for its stacks."""
+    """A local rank to start: its variables, its log files, and its stack file."""
 
     local_rank: int
     variables: dict[str, str]
@@ -51,14 +50,14 @@ class RankStart:
 
 
 def leave_fork_server(parent: int) -> None:
-    """Give a process just forked from ``parent`` its own session, and Python's own reactions to signals."""
+    """Give a process just forked from ``parent`` its own session, and Python's default signal handlers."""
     die_with_parent(parent)
     os.setsid()
     _reset_signals()
 
 
 def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> NoReturn:
-    """Turn this process into a rank; ``python`` starts a new interpreter for it, None runs the script in this one."""
+    """Turn this process into a rank: execute the interpreter command ``python``, or run the script here if None."""
     try:
         _open_streams(node, start)
     except OSError as error:
@@ -67,10 +66,10 @@ def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> 
     os.environ.update(start.variables)
     stdin = connect(start.variables["RANK"])
     if python is None:
-        with contextlib.suppress(OSError):  # Without it the rank only has no stack to show.
+        with contextlib.suppress(OSError):  # Without it only the rank's stack is missing.
             enable(Path(start.stacks), node.file_mode)
         _renew_interpreter(stdin)
-        atexit.register(let_gloo_rest)  # Before any of the script's, so that it is called last.
+        atexit.register(let_gloo_rest)  # Registered first, so that it runs last.
         run_as_main(node.kind, node.target, node.args)
     _replace_process(node, python)
 
@@ -86,7 +85,7 @@ def _reset_signals() -> None:
 
 
 def _open_streams(node: NodeSpec, start: RankStart) -> None:
-    """Redirect stdout and stderr to the rank's logs, whose mode is the run's; the script keeps the user's umask."""
+    """Redirect stdout and stderr to the rank's logs, with the run's file mode; the script keeps the user's umask."""
     users_umask = os.umask(0)
     append_to(Path(start.out), node.file_mode, 1)
     append_to(Path(start.err), node.file_mode, 2)
@@ -94,7 +93,7 @@ def _open_streams(node: NodeSpec, start: RankStart) -> None:
 
 
 def _renew_interpreter(stdin: io.FileIO) -> None:
-    """Renew what a fork shares and two interpreters of their own would not share."""
+    """Reset state that forked processes share and separate interpreters do not."""
     sys.stdin = sys.__stdin__ = _stream(stdin, sys.stdin)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(io.FileIO(1, "w", closefd=False), sys.stdout)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(io.FileIO(2, "w", closefd=False), sys.stderr)  # type: ignore[misc]
@@ -105,7 +104,7 @@ def _renew_interpreter(stdin: io.FileIO) -> None:
 
 
 def _stream(file: io.FileIO, old: TextIO) -> io.TextIOWrapper:
-    """Open a standard stream again, flushed line by line: what a rank wrote before it died is in its log."""
+    """Reopen a standard stream, flushed per line, so that a rank's log has all lines printed before it died."""
     descriptor, unbuffered = file.fileno(), bool(os.environ.get("PYTHONUNBUFFERED"))
     file.name = old.name
     stream: io.TextIOWrapper
@@ -125,7 +124,7 @@ def _replace_process(node: NodeSpec, python: tuple[str, ...]) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     command = node.command(python)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # As subprocess does: else a program would inherit what Python ignores.
+        signal.signal(number, signal.SIG_DFL)  # As subprocess does: ignored signals are inherited.
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -137,7 +136,7 @@ def _replace_process(node: NodeSpec, python: tuple[str, ...]) -> NoReturn:
 
 
 def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
-    """Run a script, or a ``module`` by its dotted name, as ``__main__``; end as a plain interpreter does."""
+    """Run a script, or a ``module`` by its dotted name, as ``__main__``; exit as a plain interpreter does."""
     try:
         (_run_module if kind == "module" else _run_script)(target, args)
     except SystemExit as end:
@@ -153,12 +152,12 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
-#: How frames name this file. ``__file__`` is its place in the archive, code from there has that of its source.
+#: The file name in frames of this module, which differs from ``__file__`` in the archive.
 _HERE = run_as_main.__code__.co_filename
 
 
 def _note_lone_accelerate() -> None:
-    """Print a note if Accelerate has trained each rank alone: on CPUs it forms a process group, and does not use it."""
+    """Print a note if each rank trained alone under Accelerate: on CPUs it forms a process group without using it."""
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     count = getattr(state, "_shared_state", {}).get("num_processes")
     if count == 1 and os.environ.get("WORLD_SIZE") != "1" and os.environ.get("RANK") == "0":
@@ -170,7 +169,7 @@ def _note_lone_accelerate() -> None:
 
 
 def _without_our_frames(show: _Hook) -> _Hook:
-    """Wrap the excepthook, which the script may have set, so that tracebacks start at the script's first frame."""
+    """Wrap an excepthook so that tracebacks start at the script's first frame."""
 
     def show_script_only(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
         while frames and frames.tb_frame.f_code.co_filename != _HERE:
@@ -185,9 +184,9 @@ def _without_our_frames(show: _Hook) -> _Hook:
 
 
 def _record(text: str) -> None:
-    """Record why the script ended, in the file and the form of torch's ``@record``, unless that already has.
+    """Record the script's exception in the error file and format of torch's ``@record``, unless that has done so.
 
-    What is on stderr may be of a restart before, or of other threads and libraries.
+    Text on stderr may come from an earlier restart, or from other threads and libraries.
     """
     info = {"py_callstack": text, "timestamp": str(int(time.time()))}
     with contextlib.suppress(KeyError, OSError), open(os.environ["TORCHELASTIC_ERROR_FILE"], "x") as stream:
@@ -206,12 +205,12 @@ def _run_script(path: str, args: Sequence[str]) -> None:
 
 def _run_module(name: str, args: Sequence[str]) -> None:
     _new_main(["-m", name], args, os.getcwd())  # noqa: PTH109 - sys.path holds text
-    # The function behind `python -m`: it sets __spec__, __file__ and sys.argv[0], and says what it cannot find.
+    # The function behind `python -m`: it sets __spec__, __file__ and sys.argv[0], and reports a missing module.
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def _new_main(command: list[str], args: Sequence[str], folder: str) -> types.ModuleType:
-    """Return a new ``__main__``, with its arguments; its directory replaces the agent's own in the search path."""
+    """Return a new ``__main__`` and set ``sys.argv``; ``folder`` replaces the agent's directory in ``sys.path``."""
     sys.argv = [command[0], *args]
     sys.orig_argv = [sys.executable, *command, *args]
     sys.path[:1] = [] if os.environ.get("PYTHONSAFEPATH") else [folder]

@@ -1,14 +1,13 @@
 """A rank's standard streams.
 
-Output: each line is in its file at once, and a flood of lines does not cost a call each. A plain interpreter whose
-stdout is a file keeps 8 kB back. Here every line is flushed, so that it can be seen while the rank runs and is there
-when the rank is killed. Thousands of lines a second are a flood: they are flushed together, every few milliseconds, by
-a thread that lives for the flood.
+Output: an interpreter buffers 8 kB if stdout is a file. Here every line is flushed, so that it is visible while the
+rank runs, and not lost if the rank is killed. Thousands of lines per second are a flood: a temporary thread flushes
+them together, every few milliseconds.
 
-Input: that of the command on one rank of this machine; on the others an error that says so. The rank reads the very
-terminal or pipe that ``allranks run`` has, and only what its script reads. It is in another session, where the kernel
-does not stop it for reading while the command is in the background: so the rank itself waits until the command is back
-in the foreground.
+Input: one rank on this machine has the stdin of the command; on the others, reading raises an error. The rank reads the
+same terminal or pipe as ``allranks run``, and only as much as its script reads. Since it is in another session, the
+kernel does not stop it for reading while the command is in the background; so the rank waits until the command is in
+the foreground.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _WINDOW = 0.01
 _MANY = 20
 _INTERVAL = 0.02
 _POLL_SECONDS = 0.2
-#: What ``breakpoint()`` calls (PEP 553), in ranks that have no terminal; a user's own choice stays.
+#: The variable that names the function of ``breakpoint()`` (PEP 553); a user's value stays.
 _HOOK = "PYTHONBREAKPOINT"
 _FIX = "allranks run --stdin 0 gives rank 0 the terminal, and only it may read; so does a run of one rank, not detached"
 
 
 class _FloodGauge(io.BufferedWriter):
-    """Calls ``on_flood`` when flushes come in floods."""
+    """Calls ``on_flood`` when flushes come too fast."""
 
     def __init__(self, raw: io.RawIOBase, on_flood: Callable[[], None]) -> None:
         super().__init__(raw, _BUFFER)
@@ -62,7 +61,7 @@ class _FloodGauge(io.BufferedWriter):
 
 
 class RankStream(io.TextIOWrapper):
-    """Text that is flushed line by line, or in a flood by a thread. An explicit flush is always done at once."""
+    """A text stream flushed per line, or by a thread in a flood. An explicit flush always works at once."""
 
     def __init__(self, raw: io.RawIOBase, encoding: str, errors: str | None) -> None:
         buffer = _FloodGauge(raw, self._begin_flood)
@@ -78,7 +77,7 @@ class RankStream(io.TextIOWrapper):
         super().close()
 
     def _begin_flood(self) -> None:
-        # An exiting interpreter would not wait for a new thread.
+        # An exiting interpreter does not wait for a new thread.
         if self._flusher is None and threading.main_thread().is_alive():
             self._stop.clear()
             self._flusher = threading.Thread(target=self._flush_until_calm, name="allranks-flush")
@@ -86,29 +85,29 @@ class RankStream(io.TextIOWrapper):
             self._flusher.start()
 
     def _end_flood(self) -> None:
-        """Stop the flusher: a fork must not happen while it holds the buffer, nor find text in it."""
+        """Stop the flusher: a fork must not happen while the flusher holds the buffer's lock or the buffer has text."""
         flusher = self._flusher
         if flusher and flusher is not threading.current_thread():
             self._stop.set()
             flusher.join()
 
     def _flush_until_calm(self) -> None:
-        # No Python code may run while text goes from this object to the buffer: the interpreter could switch to the
-        # thread that prints. So the buffer's write() is C's own.
+        # No Python code may run between this object and the buffer, or the interpreter could switch to the thread that
+        # prints. So the buffer's write() is the one in C.
         seen = -1
         while not self._stop.is_set() and seen != self._raw_end():
             seen = self._raw_end()
             self._stop.wait(_INTERVAL)
             if not self._try(self.flush) and threading.main_thread().is_alive():
-                seen = -1  # The disk is full, as the script's own lines show: try until there is room again.
-        while not self._try(lambda: self.reconfigure(line_buffering=True)):  # A pipe without room refuses that too.
+                seen = -1  # The disk is full, which the script's own prints report: retry.
+        while not self._try(lambda: self.reconfigure(line_buffering=True)):  # Fails on a full pipe too.
             if self._stop.wait(_INTERVAL) or not threading.main_thread().is_alive():
                 break
         self._try(self.flush)
         self._flusher = None
 
     def _raw_end(self) -> int:
-        """Return how much is written; of a pipe, which has no position, 0: a flood there is calm after a flush."""
+        """Return the file position; 0 for a pipe, which has none, so that a flood there ends after one flush."""
         if self._raw.closed:
             return -1
         try:
@@ -120,17 +119,17 @@ class RankStream(io.TextIOWrapper):
         try:
             action()
         except (BrokenPipeError, ValueError):
-            pass  # No reader is left, as the script's own lines show; or the script closed it.
+            pass  # No reader is left, which the script's own prints report; or the script closed the stream.
         except OSError:
             return False
         return True
 
 
 def connect(rank: str) -> io.FileIO:
-    """Redirect descriptor 0 to what this process's rank reads, and have ``breakpoint()`` say where it cannot work.
+    """Redirect descriptor 0 to the input of this rank, and make ``breakpoint()`` explain where it cannot work.
 
     Returns:
-        What Python's ``sys.stdin`` reads from.
+       The raw file for ``sys.stdin``.
     """
     descriptor, owner, launcher = map(int, os.environ.pop(contract.STDIN, "-1 -1 -1").split())
     is_there = _is_open(descriptor)  # A container may close it.
@@ -149,18 +148,18 @@ def connect(rank: str) -> io.FileIO:
 
 
 def no_debugger(*_: object, **__: object) -> None:
-    """Take the place of pdb in a rank that has no terminal: raise a RankError."""
+    """Replace pdb in a rank without a terminal: raise a RankError."""
     raise RankError("breakpoint() needs a terminal, and no rank of this run has one", fix=_FIX)
 
 
 def skip_breakpoint(*_: object, **__: object) -> None:
-    """Take the place of pdb where another rank has the terminal, and may wait for this one."""
-    os.environ[_HOOK] = "0"  # Python's own way to skip all of them: the note comes once.
+    """Replace pdb where another rank has the terminal: print a note once, and continue."""
+    os.environ[_HOOK] = "0"  # Python then skips all later ones.
     print("allranks: note: breakpoint() stops only the rank that --stdin names; the others continue", file=sys.stderr)
 
 
 class _Missing(io.FileIO):
-    """No input: code that reads a line gets an error, and code that reads all of it gets nothing."""
+    """An empty stdin: reading a line raises an error, and reading all returns nothing."""
 
     def __init__(self, owner: int, is_elsewhere: bool) -> None:
         super().__init__(0, closefd=False)
@@ -175,7 +174,7 @@ class _Missing(io.FileIO):
         raise StdinError("the script reads stdin, which this rank does not have", why=why, fix=fix)
 
     def readall(self) -> bytes:
-        """Return nothing, as from /dev/null; raise if the command has something to read."""
+        """Return nothing, as from /dev/null; raise if the command has input."""
         if self._is_elsewhere:
             self.readinto(b"")
         return b""
@@ -189,20 +188,20 @@ class _Terminal(io.FileIO):
         self._launcher = launcher
 
     def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """Read what was typed, and end the line of the log in which the prompt stands."""
+        """Read the typed text, and end the prompt's line in the log."""
         poll = select.poll()
         poll.register(0, select.POLLIN)
         while poll.poll() and not processes.is_in_foreground(self._launcher):
             time.sleep(_POLL_SECONDS)
         count = super().readinto(buffer)
         with contextlib.suppress(OSError, termios.error):
-            if termios.tcgetattr(0)[3] & termios.ECHO:  # Not for a password, after which getpass ends the line.
+            if termios.tcgetattr(0)[3] & termios.ECHO:  # Not for a password: getpass ends the line.
                 _end_lines()
         return count or 0
 
 
 def _end_lines() -> None:
-    """Write the line break that the terminal has shown and no log has, where a log's last line is unfinished."""
+    """Write the line break that the user typed to each log whose last line is unfinished."""
     for descriptor in (1, 2):
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             with open(f"/proc/self/fd/{descriptor}", "rb") as log:
