@@ -1,4 +1,4 @@
-"""Inside each rank: who it is, its device, its process group."""
+"""The part of allranks inside each rank: identity, device, process group, and the blocks of a training loop."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def log(text: str) -> None:
         sys.stderr.write(f"allranks: {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass  # There is no other place to report it.
+        pass

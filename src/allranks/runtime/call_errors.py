@@ -1,4 +1,4 @@
-"""Errors of calls of the Python API, some of which Python itself would refuse: what is expected, and what to write."""
+"""Error messages for wrong calls of the Python API: what is expected, and what to write instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _NOT_NEEDED = "is not needed: leave it out"
 _ORDER = "the loader gives each rank its part: shuffle=, seed= and drop_last= describe the order"
-#: Arguments of torch's own classes, Lightning and Accelerate, and what to write here.
+#: Arguments of torch's own classes, Lightning and Accelerate, and their equivalents here.
 _OF_OTHERS = {
     "num_workers": "write workers=",
     "prefetch_factor": "write prefetch=",
@@ -34,7 +34,7 @@ _OF_OTHERS = {
     **dict.fromkeys(("max_norm", "max_grad_norm", "gradient_clip_val", "grad_clip"), "write clip_norm="),
     **dict.fromkeys(("end", "sep", "flush", "file"), "ctx.print() writes whole lines: print() if ctx.is_main"),
 }
-#: What to write for things that a method does not take, by its name.
+#: What to write for arguments that a method does not take, by the method's name.
 _BY_METHOD = {
     "ctx.prepare": "model = ctx.prepare(model); ctx.optimizer() makes optimizers, ctx.loader() loads data",
     "ctx.checkpoints": 'name what is saved: ctx.checkpoints(ctx.run_dir / "checkpoints", model=model, ...)',
@@ -43,7 +43,7 @@ _BY_METHOD = {
     "metrics.log": "name each value: ctx.metrics.log(loss=loss)",
     "metrics.record": "name each value: ctx.metrics.record(accuracy=0.9)",
 }
-#: What a context has for names of Accelerate, Lightning and torch.
+#: Attributes of Accelerate, Lightning and torch, and their equivalents of a context.
 _ATTRIBUTES = {
     **dict.fromkeys(("save", "save_state", "load_state", "save_checkpoint", "load"), "ctx.checkpoints(...)"),
     **dict.fromkeys(("is_main_process", "is_global_zero", "is_local_main_process", "is_master"), "ctx.is_main"),
@@ -58,12 +58,12 @@ _ATTRIBUTES = {
     **dict.fromkeys(("unwrap_model", "module"), "ctx.unwrap(model)"),
     **dict.fromkeys(("step", "zero_grad"), "optimizer.step(), of the optimizer that ctx.optimizer() returns"),
 }
-#: How a script calls the methods of a class.
+#: The usual variable names of objects, for messages.
 _NAMES = {"Context": "ctx", "Checkpointer": "checkpoints", "Metrics": "metrics", "Loader": "loader"}
 
 
 def answering(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function, which explains what is wrong with a call that does not fit it."""
+    """Decorate a function to explain calls with wrong arguments."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,14 +77,14 @@ def answering(function: Callable[P, T]) -> Callable[P, T]:
             ):
                 raise _after_the_end(function) from None
             if not isinstance(error, TypeError) or (error.__traceback__ and error.__traceback__.tb_next):
-                raise  # Of the function's own code, which had its arguments.
+                raise  # Raised inside the function, whose arguments were valid.
         raise _explained(function, args, kwargs)
 
     return call
 
 
 def meant_by(name: str, options: Iterable[str]) -> str | None:
-    """Return what to write in place of an argument that is none of the options; None if it is unknown."""
+    """Return what to write instead of an unknown argument; None without a suggestion."""
     if name in _OF_OTHERS:
         answer = _OF_OTHERS[name]
         return f"{name}= {answer}" if answer == _NOT_NEEDED else answer
@@ -100,13 +100,13 @@ def no_attribute(name: str, names: Iterable[str]) -> AttributeError:
 
 
 def _closest(name: str, names: Iterable[str]) -> str | None:
-    from difflib import get_close_matches  # Not at the top: only mistakes need it.
+    from difflib import get_close_matches  # Only needed for errors.
 
     return next(iter(get_close_matches(name, [*names], n=1, cutoff=0.7)), None)
 
 
 def refused(known: Sequence[inspect.Parameter], what: str, fix: str | None) -> CallError:
-    """Return the error for a call of what has these parameters."""
+    """Return the error for a call with wrong arguments; ``known`` are the parameters."""
     shapes: dict[object, str] = {inspect.Parameter.KEYWORD_ONLY: "{}=", inspect.Parameter.VAR_KEYWORD: "**{}"}
     typed = ", ".join(shapes.get(each.kind, "{}").format(each.name) for each in known)
     return CallError(what, why=f"its arguments: {typed}" if typed else "it takes no arguments", fix=fix)
@@ -125,7 +125,7 @@ def _after_the_end(function: Callable[..., object]) -> RankError:
 
 def _explained(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> CallError:
     name = _name_of(function)
-    first = 1 if "." in function.__qualname__ else 0  # The context, which is not typed.
+    first = 1 if "." in function.__qualname__ else 0  # Skip the context, which the script does not pass.
     known, values = [*inspect.signature(function).parameters.values()][first:], args[first:]
     names = [each.name for each in known]
     places = [each for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -144,19 +144,19 @@ def _explained(function: Callable[..., object], args: tuple[object, ...], kwargs
 
 
 def is_whole(value: object, least: int | None) -> TypeGuard[int]:
-    """Return True for an integer, which True is not, from ``least`` on; None: for any."""
+    """Return True for an integer (not a bool) that is at least ``least``, if that is given."""
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
 def positive(name: str, value: object) -> int:
-    """Return a value that must be an integer greater than 0."""
+    """Return ``value`` if it is an integer greater than 0; raise otherwise."""
     if not is_whole(value, 1):
         raise RankError(f"invalid number of samples: {name}={value!r}", fix=f"give {name} as a whole number from 1 on")
     return value
 
 
 def scale_factor(name: str, rule: object, ratio: float) -> float:
-    """Return the factor of a learning rate by a rule, an argument of this name, for a batch so many times as large."""
+    """Return the factor for a learning rate if the batch grows by ``ratio``; ``name`` is the rule's argument."""
     if rule not in ("linear", "sqrt"):
         raise RankError(f"invalid rule for the learning rate: {name}={rule!r}", fix='give "linear" or "sqrt"')
     return ratio if rule == "linear" else math.sqrt(ratio)

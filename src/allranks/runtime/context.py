@@ -1,4 +1,4 @@
-"""What a training script holds: the rank, and the building blocks of a training loop."""
+"""The object that a training script holds: its rank, and the building blocks of a training loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class _Elsewhere:
-    """A method that is a function of another module, which needs torch: it is imported when it is first used."""
+    """A method implemented by a function of another module, which is imported at its first use."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -54,9 +54,9 @@ class _Elsewhere:
 
     def __get__(self, ctx: object, kind: type) -> Any:
         function = resolve_name(f"allranks.runtime.{self._place}")
-        function.__qualname__ = f"{self._owner.__name__}.{self._name}"  # How errors name it.
+        function.__qualname__ = f"{self._owner.__name__}.{self._name}"  # For error messages.
         function = answering(function)
-        setattr(self._owner, self._name, function)  # From here on the class has it itself.
+        setattr(self._owner, self._name, function)  # Replaces this descriptor.
         return function.__get__(ctx, kind)
 
 
@@ -105,7 +105,7 @@ class Context:
     log_every: int = 50
     trackers: tuple[str | Tracker, ...] = field(default=(), repr=False)
     _membership: Membership | None = field(default=None, repr=False)
-    #: What to call when the context is closed, on all ranks and while they still have each other; last in, first out.
+    #: Called, last in first out, when the context is closed, on all ranks and before the process group is left.
     closing: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _closed: list[bool] = field(default_factory=list, repr=False)
 
@@ -199,7 +199,7 @@ class Context:
             raise RankError(f"ctx.on_main() got {type(fn).__name__}", why="expected a function", fix=fix)
         return self._main.on_main(fn, args, kwargs)
 
-    # The blocks of a training loop: functions that take the context, beside the other code of their subject.
+    # The blocks of a training loop: functions of other modules that take the context.
     if TYPE_CHECKING:
         loader = make_loader
         evaluation_loader = make_evaluation_loader
@@ -220,7 +220,7 @@ class Context:
         checkpoints = _Elsewhere("checkpoint.checkpointer:make_checkpointer")
 
         def __getattr__(self, name: str) -> Any:
-            """Raise, naming what a context has instead. Of its own attributes, the error was that of a property."""
+            """Raise an AttributeError with a suggestion; an AttributeError inside a property is passed on."""
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
             raise no_attribute(name, dir(self))

@@ -1,4 +1,4 @@
-"""Who this rank is: one small class for each way to start ranks, queried in turn."""
+"""Identifies this rank: one small class for each way to start ranks, tried in turn."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class Mpich(EnvironmentKind):
 
 
 def detect(variables: Mapping[str, str] | None = None) -> RankEnvironment:
-    """Find out who this rank is.
+    """Identify this rank.
 
-    RANK and WORLD_SIZE, as torchrun sets them, override the variables of MPI and of schedulers, which are then
-    not even read: what torchrun starts inherits those of its own task. A process that was not started as a rank, such
-    as one in the shell of a batch job, is a world of one.
+    RANK and WORLD_SIZE, as torchrun sets them, override the variables of MPI and schedulers, which are then not read:
+    the processes of torchrun inherit those of its own task. A process that was not started as a rank, such as one in
+    the shell of a batch job, is a world of one.
 
     Args:
         variables: the environment; default: ``os.environ``.
@@ -125,14 +125,14 @@ def detect(variables: Mapping[str, str] | None = None) -> RankEnvironment:
 
 
 def export(rank: RankEnvironment, local_world_size: int) -> Callable[[], None]:
-    """Set torchrun's variables, so that Lightning, Accelerate and ``env://`` agree with us.
+    """Set torchrun's variables, so that Lightning, Accelerate and ``env://`` see the same ranks.
 
-    A world of one that was given no port meets no other rank: MASTER_ADDR and MASTER_PORT stay as they are. A port of
-    0 would also reach the commands that the script starts, where it is invalid.
+    In a world of one without a port, MASTER_ADDR and MASTER_PORT stay unchanged: child processes would inherit a port
+    of 0, which is invalid there.
 
     Returns:
-        What to call at the close. In a world of one it restores the variables, except those that have been changed
-        since: Accelerate, used after that, takes LOCAL_RANK alone to mean that there are other ranks.
+       A function to call at the close. In a world of one it restores the variables, except those changed since:
+       Accelerate, if used later, takes a lone LOCAL_RANK to mean that there are other ranks.
     """
     values = {
         "RANK": str(rank.rank),

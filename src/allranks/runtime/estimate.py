@@ -1,8 +1,8 @@
-"""One optimizer step for ``allranks estimate``: what it holds in memory, and what ranks would send.
+"""Measures one optimizer step for ``allranks estimate``: its memory, and the traffic between ranks.
 
-The step is a real one of one rank on the CPU, with the job's own data. Fake tensors would need no memory, but have no
-numbers: metrics, schedules and most scripts read some (``loss.item()``). The process ends with the step, so that no
-checkpoint, metric or line of a tracker comes of it.
+The step is a real one of one rank on the CPU, with the job's data. Fake tensors would need no memory, but have no
+values, which metrics, schedules and most scripts read (``loss.item()``). The process exits after the step, so that it
+writes no checkpoint, metric or tracker record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from allranks.runtime.model.wrappers import DTYPES, trained
 
 
 class Storages(TorchDispatchMode):
-    """Records memory of tensors as it comes and goes, from the operations that read and write it.
+    """Records when memory of tensors is allocated and freed, from the operations that use it.
 
     Attributes:
         events: number of a storage and its bytes, negative when it is freed.
@@ -47,7 +47,7 @@ class Storages(TorchDispatchMode):
         self.events: list[tuple[int, int]] = []
         self.parameters: dict[int, nn.Parameter] = {}
         self.persistent: set[int] = set()
-        self.ended = 0  # so many events had been when the last gradient was there
+        self.ended = 0  # number of events when the last gradient was computed
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = 0
 
@@ -74,7 +74,7 @@ class Storages(TorchDispatchMode):
         self.ended = len(self.events)
 
     def number(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's storage, a new one if it was not seen; -1 for a tensor without storage."""
+        """Return the number of a tensor's storage (new storages get the next one); -1 for a tensor without storage."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # A sparse tensor, or one of another kind.
@@ -96,7 +96,7 @@ class Storages(TorchDispatchMode):
         return weakref.ref(storage, forget), number
 
     def peaks(self, step: int, persistent: set[int]) -> tuple[int, int]:
-        """Return the peak of what is not persistent up to event ``step``, and from there on."""
+        """Return the peaks, in bytes, of memory that is not persistent: up to event ``step``, and after it."""
         now = before = after = 0
         for place, (number, size) in enumerate(self.events):
             now += 0 if number in persistent else size
@@ -108,42 +108,42 @@ class Storages(TorchDispatchMode):
 
 
 class MeasuredContext(Context):
-    """A context that ends the process after the first optimizer step, when it has written what that used."""
+    """A context that writes what the first optimizer step used, and then ends the process."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
-        self._step.path.touch()  # allranks.init() was called. What is measured begins here.
+        self._step.path.touch()  # Marks that the script has called allranks.init().
 
     @cached_property
     def _step(self) -> _Step:
         return _Step(self)
 
     def prepare(self, module: nn.Module, **options: Any) -> nn.Module:
-        """Prepare a model as it is, for one rank; it is not compiled."""
+        """Prepare a model for one rank, without compiling it."""
         self._step.models.append((module, {"strategy": "auto", **options}))
         return super().prepare(module, **{**options, "compile": False})
 
     def loader(self, dataset: Any, **options: Any) -> Any:
-        """Make a loader of this process alone, with the batch that a rank of the job gets."""
+        """Make a loader for this process, with the batch size of a rank of the job."""
         size = batch_sizes(options.get("batch_size"), options.get("global_batch_size"), self._step.ranks)
         self._step.batches.append((size.rank, options.get("global_batch_size")))
         return super().loader(dataset, **{**options, "batch_size": size.rank, "global_batch_size": None, "workers": 0})
 
     def optimizer(self, cls: Any, model: Any, **options: Any) -> Any:
-        """Make an optimizer whose step is waited for."""
+        """Make an optimizer whose first step the measurement includes."""
         made = super().optimizer(cls, model, **options)
         self._step.expected[id(made)] = made
         return made
 
     def checkpoints(self, folder: str | Path, **options: Any) -> Any:
-        """Check the parts; nothing is loaded, and nothing is written to ``folder``."""
+        """Check the parts, without loading or writing anything."""
         own = ("keep", "best", "every", "config", "background", "leave_before", "save_at_end", "resume")
         self._step.parts = [part for name, part in options.items() if name not in own]
         return super().checkpoints(self._step.path.parent / "checkpoints", **{**options, "resume": False})
 
 
 class _Step:
-    """The step that is measured."""
+    """The measured step."""
 
     def __init__(self, ctx: Context) -> None:
         ranks, _, path = os.environ[contract.ESTIMATE].partition(":")
@@ -161,7 +161,7 @@ class _Step:
         register_optimizer_step_post_hook(self._on_stepped)
 
     def _on_forward(self, module: nn.Module, _: object) -> None:
-        """Start to record with the first forward pass of the training, not with one that evaluates."""
+        """Start recording at the first forward pass in training mode."""
         if torch.is_grad_enabled() and module.training and trained(module):
             self._hook.remove()
             if not self.models:
@@ -173,7 +173,7 @@ class _Step:
             self._step_event = len(self._storages.events)
 
     def _on_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Write the result and end the process once all optimizers of the context have made a step."""
+        """Write the result and exit once all optimizers of the context have made a step."""
         self._stepped[id(optimizer)] = optimizer
         if self.expected.keys() <= self._stepped.keys():
             if self._storages.events:
@@ -198,12 +198,12 @@ class _Step:
         has_seen = bool(storages.events)
         held = [*parameters.values(), *buffers.values(), *gradients, *state]
         persistent = {*storages.persistent, *map(storages.number, held)}
-        # The pass is over with its last gradient: an optimizer with a closure makes it within its step.
+        # The backward pass ends with its last gradient; an optimizer with a closure runs it inside its step.
         activations, temporaries = storages.peaks(max(self._step_event, storages.ended), persistent)
         batch, total = self.batches[0] if self.batches else (None, None)
         prepared = [each for each in self.models if each[1]]
         options = prepared[0][1] if prepared else {}
-        units = [_units(*each) for each in self.models]  # Of a script that prepares none: its first one.
+        units = [_units(*each) for each in self.models]  # A script that prepares no model: the first one that ran.
         gpus, cpus = (self._traffic(prepared, device, gradients) for device in ("cuda", "cpu"))
         return MeasuredStep(
             count=sum(each.numel() for each in parameters.values()),
@@ -230,7 +230,7 @@ class _Step:
         )
 
     def _traffic(self, models: list[tuple[nn.Module, dict[str, Any]]], device: str, gradients: list[Tensor]) -> Traffic:
-        """Return what ranks send with data parallelism; a script that prepares no model uses torch's own."""
+        """Return the traffic of data parallelism: torch's DDP if the script prepares no model."""
         if not models:
             return of_buckets(gradients)
         found = [_traffic_of(*each, device, deterministic=self._ctx.deterministic) for each in models]
@@ -246,7 +246,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _traffic_of(model: nn.Module, options: dict[str, Any], device: str, *, deterministic: bool) -> Traffic:
-    """Return what ranks send of the gradients of all parameters that train, unless they are sharded."""
+    """Return the traffic for the gradients of all trained parameters, unless they are sharded."""
     kind, strategy = DTYPES.get(options.get("compress") or ""), options["strategy"]
     if strategy not in ("ddp", "flat"):
         strategy = choose(model, device, deterministic=deterministic)
@@ -255,7 +255,7 @@ def _traffic_of(model: nn.Module, options: dict[str, Any], device: str, *, deter
 
 
 def _units(model: nn.Module, options: dict[str, Any]) -> tuple[list[int], int]:
-    """Return the bytes of each part that FSDP gathers by itself, and of what it gathers with the root."""
+    """Return the bytes of each module that FSDP gathers separately, and of the rest, gathered with the root."""
     kinds, left, found = tuple(options.get("shard", ())), {id(each): each for each in model.parameters()}, []
     for part in model.modules():
         if part is not model and isinstance(part, kinds):
@@ -287,9 +287,9 @@ class Traffic(NamedTuple):
 
 
 def of_buckets(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:
-    """Return the messages of torch's DistributedDataParallel, of numbers of ``itemsize`` bytes; None: as they are.
+    """Return the messages of torch's DistributedDataParallel; ``itemsize`` is the bytes per element, None the dtype's.
 
-    torch sorts its buckets after the first step, by the order in which gradients are ready: that of the parameters,
+    After the first step torch rebuilds its buckets in the order in which gradients are ready: that of the parameters,
     reversed (``Reducer::rebuild_buckets``, ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d).
     """
     return Traffic(tuple(_buckets([*parameters], itemsize)))

@@ -1,9 +1,9 @@
-"""Values that ranks exchange apart from the gradients: on the CPU, and what rank 0 returns from work of its own.
+"""Values that ranks exchange beside gradients: small ones over the CPU, and results of functions that rank 0 runs.
 
-While rank 0 works alone the others wait in the store, so that no collective operation times out, however long it takes.
-The result travels through the store, signed with the run's key. Anyone who reaches the store's port can set any key
-there, since it has no password; unpickling what is found there would run a stranger's code. :func:`torch.load` with
-``weights_only`` runs none, and reads the types that :data:`SENDABLE` names.
+While rank 0 works alone, the others wait in the store, so that no collective operation times out. The result travels
+through the store, signed with the run's key: anyone who reaches the store's port can set any key, and unpickling such a
+value would run foreign code. :func:`torch.load` with ``weights_only`` runs no code, and reads the types that
+:data:`SENDABLE` names.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SENDABLE = "numbers, texts, bytes, tensors, or lists, tuples, sets and dicts of 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set)
 _MAPPINGS = (dict, OrderedDict)
-#: First bytes of a file that torch.save has written since 1.6. Others are unpickled by older code, which has holes.
+#: First bytes of torch.save's format since 1.6. torch reads other formats with older, unsafe code.
 _ZIP = b"PK"
 _SIGNATURE = 32
 _VALUE, _ERROR = b"V", b"E"
-#: After an error, rank 0 may take the store with it: it gives the others so many seconds to read what happened.
+#: Rank 0 may serve the store: after an error it waits this long for the others to read it.
 _SECONDS_TO_READ = 5.0
 
 
@@ -106,10 +106,10 @@ class CpuGroup:
         self.agree(0)
 
     def release(self) -> None:
-        """Drop the group, so that it is gone, with its threads, when torch destroys it.
+        """Drop the reference to the group, so that its threads end when torch destroys it.
 
-        A thread of gloo's that frees a tensor needs the interpreter; if that is ending just then, the process
-        aborts (seen with torch 2.13, as "terminate called without an active exception").
+        A gloo thread that frees a tensor while the interpreter exits aborts the process (seen with torch 2.13:
+        "terminate called without an active exception").
         """
         self.group = None
 
@@ -123,7 +123,7 @@ class SignedValues:
     def __init__(self, restart: int, device: torch.device) -> None:
         self._label = f"{os.environ.get(contract.ATTEMPT)}/{restart}"
         self._device = device
-        # Ranks that another launcher started have no key, and all of them know that.
+        # Under other launchers all ranks lack a key, and do without.
         directory = os.environ.get(contract.RUN_DIR)
         path = Path(directory, contract.KEY_FILE) if directory else None
         self._key = run_key.read(path) if path and path.exists() else b""
@@ -145,7 +145,7 @@ class SignedValues:
         return self._signed(place, _ERROR + json.dumps(parts).encode())
 
     def is_authentic(self, place: str, packed: bytes) -> bool:
-        """Return True if a rank of this run has packed it for that place."""
+        """Return True if a rank of this run has packed it for this place."""
         return hmac.compare_digest(packed, self._signed(place, packed[_SIGNATURE:]))
 
     def is_error(self, packed: bytes) -> bool:
@@ -242,7 +242,7 @@ class MainRank:
                     "why": "the other ranks waited for what it returns",
                     "fix": "read the traceback of rank 0: allranks logs --rank 0",
                 }
-            with suppress(RuntimeError):  # The error counts, and not that the store is gone as well.
+            with suppress(RuntimeError):  # Report the original error, even if the store is gone too.
                 store.set(key, self._values.pack_error(key, parts))  # type: ignore[arg-type]
                 poll(lambda: store.add(f"{key}/read", 0) >= self._world_size - 1 or None, _SECONDS_TO_READ)
             raise
@@ -264,7 +264,7 @@ class MainRank:
                     rank = f"rank {self._rank} waits in {name}"
                     log(f"note: {rank}: what stands in the store was not signed with this run's key")
                 self._has_noted = True
-            if gone:  # Ranks of other machines cannot see it, and read it here.
+            if gone:  # Publish it for ranks on other machines, which cannot see the process.
                 death = self._values.pack_error(key, vars(self._rank_0_ended(name, "its process is gone")))
                 store.set(key, death)  # type: ignore[arg-type]
                 return death

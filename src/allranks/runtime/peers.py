@@ -1,14 +1,14 @@
 """The other ranks: whether their processes are alive, and whether they make the same number of steps.
 
-A rank that waits in the store for a dead one would wait for ever. A rank sees deaths on its own machine and publishes
-them in the store; agents report those on other machines. Nothing else need end the wait: the agent may serve the store,
-and a rank only notes its SIGTERM once there are checkpoints.
+A rank that waits in the store for a dead one would wait for ever. So a rank publishes deaths on its own machine in the
+store, and agents publish those on other machines. Nothing else may end the wait: the agent may serve the store, and a
+rank only records SIGTERM once there are checkpoints.
 
-A backward pass waits for all ranks. A rank that has left the training loop takes part in no more of them, so a rank
-that starts one more would wait for it in vain. Places after a loop, such as the end of the context, are numbered alike
-on all ranks: the first rank at one records its number of backward passes in the store. A thread checks once a second
-whether a rank is at a place ahead with fewer backward passes than this rank has started. Ranks that disagree are then
-named, instead of hanging until the timeout.
+A backward pass waits for all ranks. If one rank has left the training loop and another starts one more backward pass,
+that one hangs. Places after a loop, such as the end of the context, have the same numbers on all ranks: the first rank
+at a place records its number of backward passes in the store. A thread checks once a second whether a rank is at a
+later place with fewer backward passes than this rank has started. The error then names the ranks that disagree, instead
+of a hang until the timeout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.25
-#: Key that a rank sets when it has failed or another one is gone: no rank waits for others from then on.
+#: Key that a rank sets when it has failed or another one is gone: all ranks stop waiting for others.
 ALL_LEFT = "all-left"
 _VERDICT = "steps/verdict"
 #: Seconds for the others to read the verdict, before this process, which may serve the store, exits.
@@ -67,12 +67,12 @@ class Peers:
         return rank in self._names and is_gone(self._names[rank])
 
     def are_missing(self) -> bool:
-        """Return True if a rank, or the store, is gone, so that waiting is in vain; publish that in the store."""
+        """Return True if a rank or the store is gone, so that waiting is useless; publish that in the store."""
         store = self._store
         try:
             if store.check([ALL_LEFT]):
                 return True
-            # Agents set their key in the store itself, without our prefix.
+            # Agents set their key without our prefix.
             whole = getattr(store, "underlying_store", None)
             reported = whole is not None and whole.check([contract.RANK_GONE])
             if reported or any(self.is_gone(rank) for rank in range(self._world_size)):
@@ -89,12 +89,12 @@ class Peers:
 
 
 def own_name() -> str:
-    """Return a name of this process that no later process and none of another machine has."""
+    """Return a name that is unique to this process, over time and machines."""
     return json.dumps([_machine(), os.getpid(), processes.started(os.getpid())])
 
 
 def is_gone(name: str) -> bool:
-    """Return True if the process with this :func:`own_name` has exited; False if it cannot be seen from here."""
+    """Return True if the process with this :func:`own_name` has exited; False if it is not visible from here."""
     machine, pid, started = json.loads(name)
     return machine == _machine() and started is not None and processes.started(pid) != started
 
@@ -110,7 +110,7 @@ def _machine() -> list[str]:
 def poll(query: Callable[[], T | None], seconds: float | None = None) -> T | None:
     """Call ``query`` with growing pauses until it returns something other than None; return None after ``seconds``.
 
-    A wait inside the store would keep its connection from the other threads of this process.
+    A wait inside the store would block its connection for the other threads of this process.
     """
     end = None if seconds is None else time.monotonic() + seconds
     pause = _SHORTEST_PAUSE
@@ -150,7 +150,7 @@ class StepWatch:
             return
         self._thread = threading.Thread(target=self._watch, name="allranks-steps", daemon=True)
         self._thread.start()
-        # Not inside the store while the interpreter ends.
+        # The thread must not be inside the store while the interpreter exits.
         atexit.register(self.stop)
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class StepWatch:
     def arrive(self, doing: str) -> int:
         """Record that this rank is at the next place, and what it does there; return the place's number.
 
-        If ranks arrive with different numbers of backward passes, a warning says so: none of them hangs.
+        If ranks arrive with different numbers of backward passes, it only warns, because none of them hangs.
         """
         self._places += 1
         mine = FirstArrival(self._rank, self._progress.backwards, doing)
@@ -184,7 +184,7 @@ class StepWatch:
     def leave(self, timeout: timedelta) -> None:
         """Wait until all ranks have arrived here, but no longer than ``timeout``.
 
-        If a rank has failed, or the store is gone, the wait ends: that rank's own error is the one to see.
+        The wait ends if a rank has failed or the store is gone: the user should see that rank's error.
 
         Raises:
             RankError: another rank continues with its steps.
@@ -197,7 +197,7 @@ class StepWatch:
         self.raise_verdict()
 
     def raise_verdict(self) -> None:
-        """Raise the error that another rank has published before it exited, if any."""
+        """Raise the error that another rank published before it exited, if any."""
         if self._has(_VERDICT):
             raise RankError(**json.loads(self._store.get(_VERDICT)))
 
@@ -210,7 +210,7 @@ class StepWatch:
         return complete or self._has(_VERDICT) or self._peers.are_missing() or None
 
     def _watch(self) -> None:
-        """End this process when it is seen twice in the same hopeless backward pass."""
+        """End this process if two checks in a row find it in the same backward pass that cannot complete."""
         suspected = 0
         while not self._over.wait(self._seconds):
             started = self._progress.backwards
@@ -239,7 +239,7 @@ class StepWatch:
             sys.stderr.write(f"error: {error}\n")
             sys.stderr.flush()
         except (OSError, ValueError):
-            pass  # There is no other place to report it.
+            pass
         time.sleep(_TIME_TO_READ)
         os._exit(error.exit_code)
 
@@ -251,5 +251,5 @@ class StepWatch:
     def _has(self, key: str) -> bool:
         try:
             return self._store.check([key])
-        except RuntimeError:  # torch's DistError is one: the store is gone; its server's death is reported elsewhere.
+        except RuntimeError:  # DistError is a subclass: the store is gone, which is reported elsewhere.
             return False

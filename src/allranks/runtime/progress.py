@@ -1,6 +1,6 @@
-"""The position in the training, which loader, optimizer, metrics and checkpoints share; and that it advances.
+"""The position in the training, shared by loader, optimizer, metrics and checkpoints, and a sign of progress.
 
-The sign of that is a counter in a file, which the agent of the node maps to the time of the newest step.
+The sign is a counter in a file; the node's agent reads it to find out whether the rank advances.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Progress:
         stepped: True if the last call of ``optimizer.step()`` made a step.
         stopping: True once the job was asked to stop and has saved: loops end.
         groups: the blocks of ``accumulate``, by model and number of micro-batches.
-        clock: what the time of the steps goes into.
+        clock: records where the time of the steps goes.
     """
 
     step: int = 0
@@ -76,7 +76,7 @@ class Progress:
         return self.micro + 1 >= self.accumulation
 
     def place(self) -> Place:
-        """Return where the training is in its epochs, as far as that is known."""
+        """Return the position of the training in its epochs, as far as it is known."""
         number, count, length = self.epoch
         return Place(number, count, self.left, length) if self.left is not None and length else Place()
 
@@ -88,14 +88,14 @@ class Progress:
             self.micro = 0
 
     def abandon(self) -> None:
-        """Drop incomplete effective batches: their other micro-batches will not come."""
+        """Drop incomplete effective batches."""
         for group in self.groups.values():
             group.abandon()
         self.accumulation = 1
         self.micro = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a checkpoint holds: the number of steps."""
+        """Return the state to save: the number of steps."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -104,21 +104,21 @@ class Progress:
 
 
 def connect_counter() -> None:
-    """Count in the file that the agent has named; in this process's own memory if there is none, or no space for it."""
+    """Count in the file that the agent has named; in private memory if there is none, or the disk is full."""
     global _counter
     if not (path := os.environ.get(contract.STEP_FILE)):
         return
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _BYTES)  # To write to a page that the disk has no space for kills.
+            os.posix_fallocate(descriptor, 0, _BYTES)  # Writing to a mapped page without disk space kills the process.
             _counter = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")
         finally:
             os.close(descriptor)
     except (OSError, ValueError):
-        pass  # The agent then goes by what the rank prints.
+        pass  # The agent then relies on the rank's output.
 
 
 def advance() -> None:
-    """Count a step or a batch: a store to memory, which no disk is waited for."""
+    """Count a step or a batch: a write to memory, which never waits for a disk."""
     _counter[0] += 1

@@ -1,4 +1,4 @@
-"""The meeting of the ranks, their process group, and how a rank leaves it.
+"""Rendezvous of the ranks, their process group, and how a rank leaves it.
 
 Each rank publishes its host and GPU in the store; rank 0 checks them all and publishes the result.
 """
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
     from allranks.runtime.environment import RankEnvironment
 
-#: The stores of this process, which a second init() after a close() uses again, under another prefix.
+#: The stores of this process. A second init() after a close() reuses one, under another prefix.
 _stores: dict[tuple[int, str, int], Store] = {}
 _generation = itertools.count()
 _VERDICT = "verdict"
-#: The other ranks wait longer than rank 0 does, so that they learn from it which ranks are missing.
+#: The other ranks wait this much longer than rank 0, which reports the missing ranks.
 _PATIENCE = timedelta(seconds=10)
-#: Rank 0 serves the store and leaves last, but it does not wait longer than this for the others.
+#: Rank 0 serves the store and leaves last, but waits at most this long for the others.
 _LAST_LEAVE = timedelta(seconds=60)
-#: Ranks that an error names.
+#: Most ranks that an error names.
 _SHOWN = 16
 
 
 class RankIdentity(NamedTuple):
-    """Where a rank is, and the identity of its GPU if it has one."""
+    """Host of a rank, and the identity of its GPU or None."""
 
     rank: int
     host: str
@@ -50,7 +50,7 @@ class RankIdentity(NamedTuple):
 
 
 class HostPlace(NamedTuple):
-    """Number of ranks on a rank's host, and the host's number in order of lowest rank."""
+    """Number of ranks on a host, and the host's number in the order of lowest ranks."""
 
     local_world_size: int
     node_rank: int
@@ -58,7 +58,7 @@ class HostPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Membership:
-    """The store of the process group; whether this rank serves it; whether we made the group.
+    """The store of the process group; whether this rank serves it; whether allranks created the group.
 
     ``on_close`` is called once, when the context has been closed.
     """
@@ -72,12 +72,12 @@ class Membership:
         """Leave the process group and then the store, which the rank that serves it leaves last."""
         from torch import distributed
 
-        # A model of DistributedDataParallel outlives the group, and ends it with the interpreter's lock held: torch
-        # 2.13 hangs if a thread of gloo's waits for that lock then. This goes for a group of the script's own too.
+        # A DistributedDataParallel model outlives the group and destroys it while holding the GIL: torch 2.13 hangs if
+        # a gloo thread waits for the GIL then. The same is true of the script's own process group.
         let_gloo_rest()
         if self.ours and distributed.is_initialized():
             distributed.destroy_process_group()
-        # If the store is gone, the rank that served it has failed; that rank's own error is the one to see.
+        # If the store is gone, the rank that served it has failed, and the user should see that rank's error.
         with suppress(distributed.DistError):
             if self.store.add("left", 1) == world_size:
                 self.store.set(ALL_LEFT, "1")
@@ -85,13 +85,13 @@ class Membership:
                 self.store.wait([ALL_LEFT], _LAST_LEAVE)
 
     def abandon(self, backend: str) -> None:
-        """Leave without waiting for operations in flight, which never end if the others wait for this rank in them."""
+        """Leave without waiting for pending operations, which never complete if the other ranks wait for this one."""
         from torch import distributed
 
         if not distributed.is_initialized():
             return
-        # NCCL can abort. Gloo cannot (seen with torch 2.13: abort, destroy and the destructor all wait for the other
-        # side), so the group stays until the process exits.
+        # NCCL can abort. Gloo cannot (seen with torch 2.13: abort, destroy and the destructor all wait for the peer),
+        # so the group stays until the process exits.
         abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
         if "nccl" in backend and abort is not None:
             abort()
@@ -102,7 +102,7 @@ class Membership:
 def join(
     rank: RankEnvironment, backend: str, device: torch.device, timeout: timedelta, on_close: Callable[[], None]
 ) -> tuple[HostPlace, Membership]:
-    """Meet the other ranks and start the process group, or use the one that the script has started."""
+    """Wait for the other ranks and create the process group, or use the one that the script has created."""
     from torch import distributed
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -125,13 +125,13 @@ def join(
     store = PrefixStore(f"allranks/{rank.restart}/{next(_generation)}", _stores[where])
     arrival = RankIdentity(rank.rank, socket.gethostname(), devices.gpu_identity(device))
     met = meet(store, arrival, rank.world_size, timeout)
-    # Older versions of torch take a device here with NCCL only, where it makes the communicator at once.
+    # Older versions of torch accept a device with NCCL only, and then create the communicator at once.
     bound: dict[str, Any] = {"device_id": device} if "nccl" in backend else {}
     distributed.init_process_group(
         backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout, **bound
     )
     serves = rank.world_size > 1 and hosts_store(rank)
-    # The launcher may know more about hosts than the ranks have counted.
+    # The launcher's variables override what the ranks have counted.
     place = HostPlace(
         rank.local_world_size or met.local_world_size, met.node_rank if rank.node_rank is None else rank.node_rank
     )
@@ -139,7 +139,7 @@ def join(
 
 
 def hosts_store(env: RankEnvironment) -> bool:
-    """Return True if this rank serves the store: rank 0 does, unless the agent already serves one there."""
+    """Return True if this rank serves the store: rank 0, unless the agent already serves one."""
     return env.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
@@ -170,7 +170,7 @@ def open_store(env: RankEnvironment, timeout: timedelta) -> Store:
 
 
 def meet(store: Store, arrival: RankIdentity, world_size: int, timeout: timedelta) -> HostPlace:
-    """Wait for all ranks and return this rank's place; an error is raised on all ranks alike."""
+    """Wait for all ranks and return this rank's place; errors are raised on all ranks."""
     from torch import distributed
 
     store.set(f"arrived/{arrival.rank}", json.dumps(arrival))
@@ -248,7 +248,7 @@ def _seconds(time: timedelta) -> str:
 
 
 def _listed(ranks: list[int]) -> str:
-    """Return ``0, 1 and 5``; of many only the first and how many more."""
+    """Return ``0, 1 and 5``; of many ranks the first ones and the number of others."""
     texts = [str(rank) for rank in ranks[:_SHOWN]]
     if len(ranks) > _SHOWN:
         texts.append(f"{len(ranks) - _SHOWN} more")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-#: One of the two values with which cuBLAS repeats its results (NVIDIA cuBLAS, "Results Reproducibility").
+#: One of the two values that make cuBLAS reproducible (NVIDIA cuBLAS, "Results Reproducibility").
 _CUBLAS_VALUE = ":4096:8"
 
 _LIMITS = (
@@ -65,7 +65,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random(state: dict[str, Any], device: torch.device) -> None:
-    """Restore the result of :func:`random_states`, but for generators that this process does not have."""
+    """Restore the result of :func:`random_states`; skip generators that this process does not have."""
     import torch
 
     version, internal, gauss = state["python"]
@@ -80,10 +80,10 @@ def restore_random(state: dict[str, Any], device: torch.device) -> None:
 
 
 def make_deterministic(*, report: bool, seeded: bool) -> Callable[[], None]:
-    """Let torch use deterministic algorithms only; return a function that restores the settings.
+    """Make torch use deterministic algorithms only; return a function that restores the settings.
 
-    An operation that has none raises a RuntimeError of torch's that names it. With ``report``, this rank prints what is
-    not guaranteed, also if the generators were not ``seeded``.
+    An operation without one raises torch's RuntimeError, which names it. With ``report``, this rank prints what is not
+    guaranteed, including that the generators were not ``seeded``.
     """
     import torch
     from torch.utils import deterministic

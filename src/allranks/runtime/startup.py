@@ -1,4 +1,4 @@
-"""``allranks.init()``: from the variables that a rank finds to a process group that works."""
+"""``allranks.init()``: from the environment variables of a rank to a working process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from allranks.runtime.trackers import Tracker
 
 _PRECISIONS = ("fp32", "bf16", "fp16")
-#: The processes that have an open context: a forked child has none.
+#: Ids of processes with an open context; a forked child has none.
 _open: set[int] = set()
 
 
@@ -108,7 +108,7 @@ def init(
         stop.note_warnings()
         connect_counter()
         place, membership = join(rank, chosen, rank_device, limit, undo.close)
-        atexit.unregister(let_gloo_rest)  # Once is enough: after another init, and for what the agent has done.
+        atexit.unregister(let_gloo_rest)  # An earlier init, or the agent, may have registered it.
         atexit.register(let_gloo_rest)
     except BaseException:
         undo.close()
@@ -149,7 +149,7 @@ def init(
 
 
 def _limit(timeout: float | timedelta) -> timedelta:
-    """Return how long ranks wait for each other."""
+    """Return the timeout as a timedelta; raise a RankError if it is invalid."""
     with suppress(TypeError, ValueError, OverflowError):
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         if limit > timedelta(0):

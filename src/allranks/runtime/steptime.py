@@ -1,7 +1,7 @@
-"""Records where the time of this rank's steps goes, at a few calls of a clock a step.
+"""Records where the time of this rank's steps goes, with a few clock reads per step.
 
-The parts of the runtime say what begins: a batch is waited for, the forward pass, the exchange of gradients, and so on.
-The time until the next such call is that part's. Sums of about two seconds are one window of the rank's file.
+The parts of the runtime report which phase begins: waiting for a batch, forward pass, exchange of gradients, and so on.
+The time until the next report counts for that phase. About two seconds of sums form one window of the rank's file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _LONGEST_SECONDS = 1e6
 
 
 class StepClock:
-    """Adds up the time of the steps of this rank; they are written once :meth:`connect` was called."""
+    """Sums up the time of this rank's steps by phase; it is written once :meth:`connect` was called."""
 
     __slots__ = ("_due", "_file", "_offset", "_queued", "_restart", "_since", "_spent", "_start", "_steps", "phase")
 
     def __init__(self) -> None:
-        #: What the time from now on counts for.
+        #: The current phase.
         self.phase = OTHER
         self._since = self._start = perf_counter()
         self._spent = [0.0] * len(PHASES)
-        self._steps = -1  # Before the first step, which is not recorded: it compiles, allocates and imports.
+        self._steps = -1  # The first step is not recorded: it compiles, allocates and imports.
         self._due = self._offset = self._queued = 0.0
         self._restart = 0
         self._file: _WindowFile | None = None
 
     def enter(self, phase: int) -> int:
-        """Count the time from now on for a phase; return the phase before."""
+        """Enter a phase; return the previous one."""
         now = perf_counter()
         before = self.phase
         self._spent[before] += now - self._since
@@ -57,18 +57,18 @@ class StepClock:
             self.enter(before)
 
     def count(self, step: int, place: Callable[[], Place] = Place) -> None:
-        """Count a step, which ended at the last call of :meth:`enter`; ``place`` is called once a window."""
+        """Count a step, which ended at the last call of :meth:`enter`; ``place`` is called once per window."""
         self._steps += 1
         if self._since >= self._due:
             self._close_window(step, place())
 
     def connect(self, restart: int) -> None:
-        """Write to the file beside the one in which steps are counted, if the agent has named that."""
+        """Write to a file beside the step counter's, if the agent has named that."""
         if path := os.environ.get(contract.STEP_FILE):
             try:
                 self._file = _WindowFile(Path(path).with_suffix(contract.TIMES_SUFFIX))
             except OSError:
-                return  # It is recorded only.
+                return  # It is only a record.
             self._restart, self._offset = restart, time.time() - perf_counter()
 
     def close(self, step: int) -> None:
@@ -90,14 +90,14 @@ class StepClock:
 
 
 class _WindowFile:
-    """The file of this rank, of which this is the only writer. A full disk is not an error.
+    """The file of this rank, which has no other writer. A full disk is not an error.
 
     Raises:
         OSError: it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        self._windows = read_windows(path)  # Of the ranks before a restart.
+        self._windows = read_windows(path)  # From before a restart.
         mode = 0o600 | (path.parent.stat().st_mode & 0o040)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
         self._seconds = _WINDOW_SECONDS
@@ -112,7 +112,7 @@ class _WindowFile:
         while len(self._windows) > _FEW and self._seconds < _LONGEST_SECONDS:
             self._seconds *= 2
             self._windows = joined(self._windows, self._seconds)
-        self._windows = self._windows[-_FEW:]  # Of many restarts, which are not joined.
+        self._windows = self._windows[-_FEW:]  # After many restarts, whose windows are not joined.
         self._write_all()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class _WindowFile:
         try:
             os.ftruncate(self._descriptor, len(data))
         except OSError:
-            pass  # What is left at the end is out of order, and readers skip it.
+            pass  # The rest of the old text is out of order, and readers skip it.
 
     def _write(self, data: bytes, offset: int) -> None:
         try:
@@ -134,7 +134,7 @@ class _WindowFile:
 
 
 def joined(windows: list[Window], seconds: float) -> list[Window]:
-    """Join windows to such of at most ``seconds``, where each is not longer by itself; the newest stay as they are."""
+    """Join neighbouring windows up to a length of ``seconds``; the newest stay unchanged."""
     found = windows[:1]
     for window in windows[1:-NEWEST]:
         fits = found[-1].restart == window.restart and found[-1].first + found[-1].steps == window.first

@@ -1,9 +1,9 @@
 """Requests to save and exit: a signal, or the end of the job's time.
 
-A request never interrupts the rank. This module records it, and the ranks act on it at the next step on which all of
-them agree (see ``runtime/checkpoint``). Warnings are recorded from ``allranks.init`` on, since they would kill a rank
-that is still loading its data; SIGTERM, Ctrl-C and SIGHUP only once there is a checkpointer: before, nothing would be
-lost, and a script that never makes one has to end.
+A request never interrupts the rank. This module records it, and the ranks act on it at the next step at which they
+agree (see ``runtime/checkpoint``). Warnings are recorded from ``allranks.init`` on, since they would kill a rank that
+still loads data. SIGTERM, Ctrl-C and SIGHUP are recorded only once there is a checkpointer: before that nothing is
+lost, and a script without one must end.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from allranks.errors import RankEnvironmentError
 from allranks.system import schedulers
 from allranks.system.processes import catches
 
-#: What schedulers send before a time limit or a preemption.
+#: Signals of schedulers before a time limit or a preemption.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-#: What a terminal sends: the first is a request, the second has its usual effect.
+#: Signals of a terminal: the first is a request, the second has its usual effect.
 TYPED = (signal.SIGINT, signal.SIGHUP)
-#: Requests to stop, for a training that saves.
+#: Signals that are stop requests once there is a checkpointer.
 SIGNALS = (signal.SIGTERM, *WARNINGS, *TYPED)
 
 
 class StopListener:
-    """Records signals until :meth:`close`; a handler that the script has set itself is called as well.
+    """Records signals until :meth:`close`; the script's own handlers are called as well.
 
-    A process that was started with nohup, or in the background, ignores the terminal's signals, and continues to do so.
-    Outside the main thread Python cannot set handlers, and only the time counts.
+    A process started with nohup, or in the background, keeps ignoring the terminal's signals. Outside the main thread
+    Python cannot set handlers, and only the end of the job's time is a request.
 
     Attributes:
         leave_at: when to exit for lack of time, in seconds since 1970; None until signals are requests.
@@ -46,7 +46,7 @@ class StopListener:
         self._before: dict[signal.Signals, Any] = {}
 
     def handle(self, numbers: Iterable[signal.Signals]) -> None:
-        """Set the handlers, also where a library has set its own, or its earlier ones, since."""
+        """Set the handlers, even if a library has replaced them or restored earlier ones."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in numbers:
@@ -55,7 +55,7 @@ class StopListener:
                 self._before[number] = signal.signal(number, self._record)
 
     def requested(self) -> str | None:
-        """Return why this rank is to save and exit; None if it is not."""
+        """Return why this rank must save and exit; None without a request."""
         if self.leave_at is None:
             return None
         if self._received:
@@ -68,7 +68,7 @@ class StopListener:
             return
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._record:
-                # None: a handler that was not set from Python, which cannot be set from Python either.
+                # None: the handler was not set from Python, and cannot be restored from Python.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
@@ -87,12 +87,12 @@ _listener = StopListener()
 
 
 def note_warnings() -> None:
-    """Record the warnings that this process does not catch itself; they are requests once :func:`listen` was called."""
+    """Record warnings that the script does not handle; they become requests when :func:`listen` is called."""
     _listener.handle(number for number in WARNINGS if not catches(os.getpid(), number))
 
 
 def listen(margin: float = 60.0) -> None:
-    """Take signals for requests to stop, also warnings that came before.
+    """Treat signals as stop requests, including warnings that came before.
 
     Args:
         margin: seconds before the end of the job's time at which to exit; at most half of the time that is left now,
@@ -108,7 +108,7 @@ def listen(margin: float = 60.0) -> None:
 
 
 def requested() -> str | None:
-    """Return why this rank is to save and exit; None if it is not, or before :func:`listen`."""
+    """Return why this rank must save and exit; None without a request, or before :func:`listen`."""
     return _listener.requested()
 
 
@@ -121,7 +121,7 @@ def close() -> None:
 
 def _end_time() -> float:
     names = [contract.END_TIME]
-    # Ours is set where the scheduler of another package started the ranks.
+    # Under a scheduler of another package allranks sets its own variable.
     for _, environment in schedulers.environments(others=contract.RUN_ID not in os.environ):
         names += environment.end_time
     name = next((name for name in names if os.environ.get(name)), None)

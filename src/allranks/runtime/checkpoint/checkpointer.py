@@ -26,7 +26,7 @@ from allranks.runtime.steptime import CHECKPOINT
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: AGREE_SECONDS while several ranks write: the sooner all know that it is written, the sooner it counts.
+#: AGREE_SECONDS while several ranks write, so that a written checkpoint is committed soon.
 _AGREE_SECONDS_WRITING = 0.1
 
 
@@ -238,7 +238,7 @@ class Checkpointer:
         self._saver.close()
 
     def _agree(self, metric: float | torch.Tensor | None) -> bool:
-        """Agree with the other ranks on what to do now, and do it; return True if the job is to stop."""
+        """Agree with the other ranks whether to save or stop, and do it; return True if the job is to stop."""
         step, saver, schedule = self._progress.step, self._saver, self._schedule
         reason = stop.requested()
         slowness = schedule.microseconds_per_step(step)
@@ -303,7 +303,7 @@ class Checkpointer:
             log(f"error: {self.last_error}")
 
     def _warn_of_missing(self) -> None:
-        """Warn once if a loader or an optimizer of the context is in use and not saved."""
+        """Warn once if a loader or optimizer of the context is used and not saved."""
         progress = self._progress
         missing = []
         if progress.samples is not None and not any(hasattr(part.held, "epochs") for part in self._own):
@@ -317,7 +317,7 @@ class Checkpointer:
 
 
 def report_stop(ctx: Context, reason: str | None, saved: str) -> None:
-    """Report on rank 0 why the ranks stop, of which some have a reason, and what was saved; all ranks call it."""
+    """Report on rank 0 why the ranks stop and what was saved; all ranks call it, each with its reason or None."""
     reasons = ctx.control.gather(reason)
     rank = next(rank for rank, some in enumerate(reasons) if some)
     if ctx.is_main:

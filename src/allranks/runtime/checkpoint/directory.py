@@ -54,12 +54,12 @@ class CheckpointDirectory:
         self._keep = keep
         self._best = best
         self._job = ctx.control.broadcast(job_id())
-        #: Checkpoints that were found corrupt, which do not count as kept.
+        #: Corrupt checkpoints, which do not count for ``keep``.
         self.corrupt: set[Path] = set()
         self._started = time.time()
         self._saves = 0
         self._sequence = 0
-        #: Checkpoints with a sequence number up to this are not ours to remove, and do not count.
+        #: Checkpoints with a sequence number up to this are never removed and do not count.
         self._floor = -1
         self._warned = False
 
@@ -69,13 +69,13 @@ class CheckpointDirectory:
         Raises:
             RankError: it cannot be made, read or written; on all ranks.
         """
-        # Named as a save that is being written: if this process is killed now, the next one removes it.
+        # Named like an unfinished save, so that the next process removes it if this one is killed.
         probe = self.path / self._ctx.control.broadcast(temporary_name(0, owner(self._job, 0)))
         failure = None
         if self._ctx.is_main:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                # First, because the rest of a killed save may have filled the disk.
+                # First, because the rest of a killed save may fill the disk.
                 self._clear_unfinished()
                 self._sequence = max((entry.sequence for entry in entries(self.path)), default=0)
                 probe.mkdir()
@@ -95,11 +95,11 @@ class CheckpointDirectory:
         return shared
 
     def leave_alone(self) -> None:
-        """Neither remove nor replace nor count the present checkpoints from now on."""
+        """Do not remove, replace or count the checkpoints that exist now."""
         self._floor = self._sequence
 
     def temporary(self, step: int, *, several: bool) -> Path:
-        """Return where a save is written; the same on all ranks, if several write."""
+        """Return the directory in which a save is written; the same on all ranks if several write."""
         self._saves += 1
         name = temporary_name(step, owner(self._job, self._saves))
         return self.path / (self._ctx.control.broadcast(name) if several else name)
@@ -136,7 +136,7 @@ class CheckpointDirectory:
     def commit(self, temporary: Path, manifest: Manifest, written: Written) -> Written:
         """Write the manifest, give the checkpoint its name, point ``latest`` to it, and remove old checkpoints.
 
-        An older checkpoint of the same step that is not ours to remove gets another name.
+        An older checkpoint of the same step that must not be removed is renamed.
         """
         target = self.path / name_of(manifest.step)
         write_durably(temporary / MANIFEST, replace(manifest, files=written).to_text().encode())
@@ -182,14 +182,14 @@ class CheckpointDirectory:
             log(f"another job saves to {self.path} too ({foreign[0]}): give each job a directory of its own")
 
     def _superfluous(self, found: list[CheckpointEntry]) -> list[CheckpointEntry]:
-        """Return the checkpoints to remove, of all by age: all but the newest ``keep`` and the best one.
+        """Return the checkpoints to remove, from all sorted by age: all but the newest ``keep`` and the best one.
 
         A corrupt checkpoint does not count as kept. It is removed once it is older than all that are kept.
         """
         complete = [entry for entry in found if not entry.problem]
         kept = complete[: self._keep]
         oldest = found.index(kept[-1]) if kept else len(found)
-        # A metric that is not a finite number is ignored; of equally good ones the newest counts.
+        # Metrics that are not finite are ignored; among equal ones the newest counts.
         rated: dict[float, CheckpointEntry] = {}
         for entry in complete:
             if entry.manifest and entry.manifest.metric is not None and math.isfinite(entry.manifest.metric):
@@ -201,7 +201,7 @@ class CheckpointDirectory:
         ]
 
     def _aside(self, target: Path, temporary: Path) -> Path:
-        """Return a name for a checkpoint that another one of its step replaces; a visible one, if it is to stay."""
+        """Return a name for a checkpoint that one of the same step replaces: a visible name if it must be kept."""
         try:
             sequence = read_manifest(target).sequence
         except CorruptError:
@@ -215,11 +215,11 @@ class CheckpointDirectory:
         return aside
 
     def _clear_unfinished(self, but: Path | None = None) -> None:
-        """Remove the rest of saves whose process is gone: those of this host, and of this job anywhere.
+        """Remove unfinished saves of dead processes: those of this host, and of this job on any host.
 
-        The name tells the job, the host and the process. A job on another host may be running, so nothing of it is
-        removed. A checkpoint that a save of the same step was replacing gets its name back, whichever job it is of,
-        unless its process is alive here.
+        The name contains job, host and process. Saves of other jobs on other hosts stay, since those may be running. A
+        checkpoint that an unfinished save was replacing gets its name back, whatever its job, unless its process is
+        alive on this host.
         """
         host = _short(socket.gethostname())
         for path, step, kind, mark in unfinished(self.path):
@@ -238,9 +238,9 @@ class CheckpointDirectory:
 
 
 def note_save(target: Path | None, step: int, *, leaving: bool = False) -> None:
-    """Record in the run's directory, if there is a run, a checkpoint that counts; None at the start of an attempt.
+    """Record a committed checkpoint in the run's directory, if there is one; None at the start of an attempt.
 
-    ``leaving`` is True if all ranks exit now, to be continued from there.
+    ``leaving`` is True if all ranks exit now, to continue later from there.
     """
     run = os.environ.get(contract.RUN_DIR)
     if not run:

@@ -33,7 +33,7 @@ def load(path: Path, part: str | None = None) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the file atomically; print an error of ours as JSON on stderr."""
+    """Write the file atomically; print an AllranksError as JSON on stderr."""
     path, target, part = Path(arguments[0]), Path(arguments[1]), arguments[2] if len(arguments) > 2 else ""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

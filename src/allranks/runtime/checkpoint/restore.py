@@ -1,4 +1,4 @@
-"""Resuming from the newest complete checkpoint: it is verified, compared with the parts, and then loaded."""
+"""Resume from the newest complete checkpoint: verify it, compare it with the parts, and load it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from allranks.runtime.seed import hashed, restore_random, seed_all
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Parts that can refuse a checkpoint come first: a loader finds that its dataset is another one.
+#: Loading order: parts that can reject a checkpoint come first, such as a loader with another dataset.
 _ORDER = {"other": 0, "module": 1, "optimizer": 2}
 #: torch's error for a type that it does not load with ``weights_only=True``.
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?(?:GLOBAL|class) ([\w.]+)")
-#: Keys that an error names.
+#: Most keys that an error names.
 _SHOWN = 8
-#: Bytes of tensors that are broadcast together.
+#: Bytes of tensors to broadcast together.
 _TOGETHER = 64 << 20
 #: The tensors of a checkpoint, by name.
 TensorIndex = dict[str, TensorEntry]
@@ -239,7 +239,7 @@ def _tensor_name(value: Any) -> str | None:
 
 
 def _read_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: TensorIndex) -> dict[str, Tensor]:
-    """Return the tensors of a part on all ranks: rank 0 reads what all need, each rank its own box of a DTensor."""
+    """Return a part's tensors on all ranks: rank 0 reads and broadcasts them; each rank reads its boxes of DTensors."""
     found: dict[str, Tensor] = {}
     common: list[Tensor] = []
     size = 0
@@ -255,7 +255,7 @@ def _read_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors
             found[name] = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
         common.append(found[name].view(-1).view(torch.uint8))
         size += common[-1].numel()
-        if size > _TOGETHER:  # Not all at the end: ranks that wait for a slow disk must not run into a timeout.
+        if size > _TOGETHER:  # In portions, so that ranks waiting for a slow disk do not time out.
             _broadcast(ctx, common)
             common, size = [], 0
     _broadcast(ctx, common)
@@ -269,7 +269,7 @@ def _broadcast(ctx: Context, tensors: list[Tensor]) -> None:
 
 
 def _sharded_likes(part: StatePart, skeleton: Any, tensors: TensorIndex) -> dict[str, Any]:
-    """Return a DTensor of the same layout for each tensor that is to be sharded."""
+    """Return, for each tensor to shard, a DTensor of the same layout."""
     likes = {}
     if part.kind == "module":
         current = part.held.state_dict()

@@ -1,8 +1,7 @@
-"""A save on its way to the disk: the thread that writes it, the ranks that wait for it, and the files of a rank.
+"""Writes a save: the background thread, the barrier between ranks, and the files of a rank.
 
-The thread runs beside the training, so it costs little: checksums and system calls that release the interpreter, a low
-priority, and direct writes, which neither copy the state into the page cache nor make the kernel throttle other writers
-when that is full.
+The thread must cost the training little: its checksums and system calls release the GIL, its priority is low, and
+direct writes neither copy the state into the page cache nor make the kernel throttle other writers when that is full.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from allranks.runtime.peers import Peers, poll
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Names of files, with their entries in the manifest.
+#: File names and their entries in the manifest.
 Written = dict[str, dict[str, int]]
-#: Direct writes want addresses and lengths in multiples of this.
+#: Direct writes need addresses and lengths that are multiples of this.
 BLOCK = 4096
-#: Pages that are touched in one call, few enough for torch to use one thread.
+#: Bytes to touch in one call, few enough for torch to use one thread.
 _TOUCHED = 16384 * BLOCK
 #: Added to the niceness of the writer's thread. At 19 it gets next to nothing on a busy machine, and at 0 it takes half
 #: a core from the training.
@@ -121,7 +120,7 @@ class Saver:
             self._barrier.arrive(self._barrier.key)
 
     def settle(self, *, failed: bool) -> Save | None:
-        """Continue when no rank works on the save any more; return it if it ended, None if rank 0 is to commit it now.
+        """Continue once no rank works on the save; return it if it is complete, None if rank 0 commits it now.
 
         ``failed`` is True if any rank has failed: the same on all ranks.
         """
@@ -171,10 +170,10 @@ class Saver:
 
 
 class StoreBarrier:
-    """A barrier in the store for the ranks that write, because a collective operation would time out.
+    """A barrier in the store for the writing ranks, because a collective operation would time out.
 
-    All ranks start the same rounds. A rank does not wait if the store or another rank is gone: the collective operation
-    that follows reports it.
+    All ranks start the same rounds. A rank stops waiting if the store or another rank is gone; the next collective
+    operation reports that.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -186,7 +185,7 @@ class StoreBarrier:
         self.key = ""
 
     def start_round(self, expected: int) -> None:
-        """Start a round of so many ranks."""
+        """Start a round of ``expected`` ranks."""
         self._round += 1
         self._expected = expected
         self.key = f"checkpoint/{self._name}/{self._round}"
@@ -222,14 +221,14 @@ class Buffer:
             self.bytes = memory[skipped : skipped + size]
         else:
             pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # Fewer faults; data loader workers need no copy of it.
+            for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # Fewer page faults; no copy for data-loader workers.
                 with suppress(AttributeError, OSError):
                     pages.madvise(getattr(mmap, advice))
             self.bytes = torch.frombuffer(pages, dtype=torch.uint8)
         self.view = memoryview((ctypes.c_char * size).from_address(self.bytes.data_ptr())).cast("B")
 
     def touch(self) -> None:
-        """Let the kernel map all pages now, which takes longer than to copy to them."""
+        """Make the kernel map all pages now, which takes longer than copying to them."""
         for start in range(0, self.size, _TOUCHED):
             self.bytes[start : start + _TOUCHED : BLOCK] = 0
 
@@ -273,12 +272,12 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to disk."""
+    """Flush a directory's entries to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # Some network file systems cannot, and need not.
+        if error.errno != errno.EINVAL:  # Some network file systems do not support it, and do not need it.
             raise
     finally:
         os.close(descriptor)
@@ -294,7 +293,7 @@ def _write_data(path: Path, buffer: Buffer, size: int) -> list[int]:
     except OSError as error:
         if not direct or error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-        direct, file = False, os.open(path, flags, 0o666)  # The file system has no direct writes.
+        direct, file = False, os.open(path, flags, 0o666)  # The file system does not support direct writes.
     try:
         for start in range(0, size, PART):
             part = buffer.view[start : min(start + PART, size)]

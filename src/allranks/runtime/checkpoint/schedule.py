@@ -1,4 +1,4 @@
-"""When a checkpoint is due: what the script says of that, and the steps at which the ranks agree on it."""
+"""When a checkpoint is due, and the steps at which the ranks agree on a save or a stop."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from allranks.errors import RankError
 from allranks.runtime.call_errors import is_whole
 
-#: Seconds between two agreements of the ranks: a request to stop waits up to so long.
+#: Seconds between two agreements of the ranks: the longest delay of a stop request.
 AGREE_SECONDS = 0.5
 _NAMES = {1: ("s", "sec", "second"), 60: ("m", "min", "minute"), 3600: ("h", "hour"), 86400: ("d", "day")}
 _UNITS = {name: seconds for seconds, names in _NAMES.items() for name in names}
 _SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]+?)s?", re.ASCII | re.IGNORECASE)
-#: Most steps between two agreements: if the steps become slow suddenly, a request must not wait for long.
+#: Most steps between two agreements, in case steps suddenly become slow.
 _MOST = 256
 
 
 def check_keep(keep: object) -> None:
-    """Raise unless at least one checkpoint stays."""
+    """Raise a RankError unless ``keep`` is at least 1."""
     if not is_whole(keep, 1):
         raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
 
@@ -52,8 +52,8 @@ def parse_time(name: str, value: str) -> float:
 class SaveSchedule:
     """The steps at which ranks agree on a save or a stop: all know the next one, about ``seconds`` away.
 
-    The time of a step is that of the slowest rank, exchanged in the agreement itself. The distance at most doubles from
-    one agreement to the next, in case that time was an exception.
+    The step time is that of the slowest rank, which the agreement exchanges. The distance at most doubles from one
+    agreement to the next, in case that time was an outlier.
 
     Attributes:
         next: the step of the next agreement.
@@ -65,14 +65,14 @@ class SaveSchedule:
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Start at a step, which counts as saved."""
+        """Start at ``step``, which counts as saved."""
         self.next = self._last = step
         self._distance = 1
         self._since = time.perf_counter()
         self.note_save(step)
 
     def note_save(self, step: int) -> None:
-        """Count the time and the steps to the next save from here on."""
+        """Count the time and steps to the next save from now on."""
         self.saved_step, self._saved_at = step, time.monotonic()
 
     def is_time(self) -> bool:
@@ -92,7 +92,7 @@ class SaveSchedule:
         return int(mean * 1e6)
 
     def plan(self, step: int, microseconds: int, seconds: float) -> None:
-        """Set the next agreement, from the time of a step that all ranks agreed on."""
+        """Set the step of the next agreement, from the step time in microseconds that all ranks agreed on."""
         fitting = int(seconds * 1e6 / max(1, microseconds))
         self._distance = max(1, min(fitting, 2 * self._distance, _MOST))
         self.next = step + self._distance

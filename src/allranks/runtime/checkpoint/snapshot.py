@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Alignment of tensors in a data file, in bytes: any dtype can be viewed there.
 ALIGNMENT = 64
-#: If each rank would write fewer bytes than this, sharing the work is not worth its files.
+#: Least bytes that each rank writes when the work is shared; below, the extra files cost more.
 LEAST_SHARE = 64 << 20
 #: Most ranks that share the writing of equal tensors.
 MOST_WRITERS = 16
@@ -123,7 +123,7 @@ class Snapshots:
         return Snapshot(layout, buffer, objects, several)
 
     def _lay_out(self) -> tuple[dict[str, Any], FileLayout, bool]:
-        """Return the state without its tensors, where this rank writes tensors, and whether several ranks write."""
+        """Return the state without its tensors, this rank's file layout, and whether several ranks write."""
         skeletons: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
         for part in self._parts:
@@ -142,7 +142,7 @@ class Snapshots:
         return self.buffer
 
     def _equal_tensors(self, tensors: dict[str, Tensor]) -> set[str]:
-        """Return the names of tensors that data parallelism keeps equal on all ranks: no buffers, no averages."""
+        """Return the names of the tensors that data parallelism keeps equal on all ranks: not buffers or averages."""
         averaged = {id(parameter) for part in self._parts if part.replicated for parameter in part.parameters()}
         names: set[str] = set()
         for part in self._parts:
@@ -159,7 +159,7 @@ def is_sharded(tensor: object) -> bool:
 
 
 def make_layout(tensors: Mapping[str, Tensor], equal: set[str], rank: int, writers: Sequence[int]) -> FileLayout:
-    """Decide what ``rank`` writes of the tensors. All ranks decide alike, without a message.
+    """Decide which pieces of the tensors ``rank`` writes. All ranks compute the same, without communication.
 
     The ``equal`` ones have the same values on all ranks, so that any of the ``writers`` may write them.
     """
@@ -212,7 +212,7 @@ def _share(tensors: Sequence[tuple[str, Tensor]], share: int, shares: int) -> li
     pieces, at = [], 0
     for name, tensor in tensors:
         shape = tuple(tensor.shape)
-        if not shape or not tensor.numel():  # It has no rows to cut at: the share in which it starts has it.
+        if not shape or not tensor.numel():  # It has no rows: it belongs to the share in which it starts.
             if first <= at < last or (at == total and share == shares - 1):
                 pieces.append(Piece(name, tensor, (0,) * len(shape), shape))
         else:
@@ -244,7 +244,7 @@ def _local(name: str, tensor: Any) -> list[Piece]:
 
 def box(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return shape and first index of this rank's box of a DTensor."""
-    # It moved with torch 2.5.
+    # The module was renamed in torch 2.5.
     package = "torch.distributed.tensor" if hasattr(torch.distributed, "tensor") else "torch.distributed._tensor"
     compute = import_module(f"{package}._utils").compute_local_shape_and_global_offset
     shape, start = compute(tensor.shape, tensor.device_mesh, tensor.placements)

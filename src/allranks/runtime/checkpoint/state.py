@@ -1,7 +1,6 @@
-"""The state of each part of a checkpoint, split into tensors and the rest.
+"""The state of each part of a checkpoint, split into tensors and a skeleton.
 
-The rest, the skeleton, is the state with a placeholder for each tensor: a dict with one key, which holds the tensor's
-name.
+The skeleton is the state with a placeholder for each tensor: a dict with one key, which holds the tensor's name.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from allranks.runtime.call_errors import meant_by
 from allranks.runtime.model.flat_gradients import unwrap
 
 PLACEHOLDER = "allranks.tensor"
-#: Types that torch.load(weights_only=True) takes, and that mean the same on every machine.
+#: Types that torch.load(weights_only=True) accepts and that are portable between machines.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
-# Schedulers hold one; later torch takes it by itself.
+# Learning-rate schedulers hold one; later versions of torch accept it by default.
 torch.serialization.add_safe_globals([Counter])
 
 
 class StatePart:
-    """Something with ``state_dict`` and ``load_state_dict``, by the name that the script gives it.
+    """An object with ``state_dict`` and ``load_state_dict``, under the name that the script gives it.
 
     Attributes:
         kind: ``module``, ``optimizer`` or ``other``.
@@ -55,7 +54,7 @@ class StatePart:
                 outer, self.held = self.held, unwrap(getattr(self.held, "_orig_mod", self.held))
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of a model, or those of an optimizer in the order of its state."""
+        """Return the parameters of a model, or of an optimizer in the order of its state."""
         if self.kind == "module":
             return list(self.held.parameters())
         if self.kind == "optimizer":

@@ -1,7 +1,7 @@
-"""Data for a training loop: which rank gets which samples, when, and how they are fetched.
+"""Data loading: which rank gets which samples, when, and how they are fetched.
 
-``fetch`` and ``workers`` get the samples; ``mapped`` and ``stream`` define what is in each batch, and make it;
-``loader`` is what a script iterates. Here a loader is made, after what the script gave was checked.
+``fetch`` and ``workers`` get samples; ``mapped`` and ``stream`` define and make the batches; ``loader`` is what a
+script iterates. This module checks the arguments and makes the loader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kind = Literal["map", "stream"]
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """What loaders for training and for evaluation have in common; see ``Context.loader``."""
+    """Options of loaders for training and for evaluation; see ``Context.loader``."""
 
     seed: int
     workers: int | Literal["auto"]
@@ -46,7 +46,7 @@ class LoaderOptions:
     fetch: Fetching
 
 
-#: CPUs that this rank has for itself, by process id: found out together with the other ranks by the first loader.
+#: Number of CPUs of this rank, by process id: the first loader computes it together with the other ranks.
 _cpus: dict[int, int] = {}
 
 
@@ -225,15 +225,15 @@ def _map_source(
 
 
 def _pool(ctx: Context, options: LoaderOptions, most: int) -> Pool:
-    """Return the pool of a loader; ``most`` is the greatest number of workers that makes sense."""
-    # Evaluation does not wait for the other ranks to divide the CPUs.
+    """Return the pool of a loader with at most ``most`` workers."""
+    # An evaluation loader does not wait for the other ranks to divide the CPUs.
     cpus = _cpus.get(os.getpid(), max(1, len(processes.allowed_cpus()) // ctx.local_world_size))
     count = min(cpus - 1, most) if options.workers == "auto" else options.workers
     on_gpu = ctx.device.type == "cuda"
     pinned = torch.cuda.is_available() and (on_gpu if options.pin_memory is None else options.pin_memory)
 
     def finish(batch: Any) -> Any:
-        if pinned and not count:  # Workers' batches are pinned by torch.
+        if pinned and not count:  # torch pins the batches of workers.
             batch = pin(batch)
         return batch if ctx.device.type == "cpu" else move(batch, ctx.device, pinned=pinned)
 
@@ -241,7 +241,7 @@ def _pool(ctx: Context, options: LoaderOptions, most: int) -> Pool:
 
 
 def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
-    """Check that the options are possible, also with this kind of dataset; return the kind."""
+    """Check the options, also against the kind of dataset; return the kind."""
     workers, prefetch, seed, fetch = options.workers, options.prefetch, options.seed, options.fetch
     if workers != "auto" and not is_whole(workers, 0):
         raise RankError(f"invalid number of processes: workers={workers!r}", fix='give "auto" or a number from 0 on')
@@ -268,7 +268,7 @@ def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
 
 
 def _kind_of(dataset: Any) -> Kind:
-    """Return whether samples have numbers (``map``), or can only be iterated (``stream``)."""
+    """Return ``map`` if samples can be indexed, ``stream`` if they can only be iterated."""
     if isinstance(dataset, DataLoader):
         raise RankError(
             "the loader got a DataLoader, not a dataset",

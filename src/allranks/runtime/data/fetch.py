@@ -1,4 +1,4 @@
-"""How a batch gets from a dataset, all samples at once where it can, else one by one, to the rank's device."""
+"""Fetches a batch from a dataset (all samples at once if possible, else one by one) and moves it to the device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils.data import StackDataset, Subset, TensorDataset, default_collat
 
 from allranks.runtime.data.randomness import Seed, Seeding
 
-#: Puts a list of samples together to a batch.
+#: Makes a batch of a list of samples.
 Collate = Callable[[list[Any]], Any]
-#: How samples are fetched: as the dataset can, or one by one in any case.
+#: "auto": the fastest way that the dataset supports; "item": always one by one.
 Fetching = Literal["auto", "item"]
 
 
@@ -35,7 +35,7 @@ class TensorFetch:
 class ListFetch:
     """Calls the dataset's ``__getitems__`` with a list of numbers.
 
-    What that returns as a list are samples, as torch has it. Anything else is a batch already.
+    A list that it returns holds samples, as in torch. Anything else is a complete batch.
     """
 
     dataset: Any
@@ -61,7 +61,7 @@ class ListFetch:
 
 @dataclass(frozen=True, eq=False)
 class ItemFetch:
-    """Calls the dataset with one number after the other, the generators seeded for each."""
+    """Calls the dataset once per sample, with the generators seeded for each."""
 
     dataset: Any
     seeding: Seeding
@@ -101,11 +101,11 @@ def choose(dataset: Any, seeding: Seeding, collate: Collate | None, how: Fetchin
 
 
 def _unwrap(dataset: Any) -> tuple[Any, torch.Tensor | None]:
-    """Return what is inside plain ``Subset``s, and the numbers that the samples have in there."""
+    """Return the dataset inside plain ``Subset``s, and the indices of the samples in it."""
     outer, among = dataset, None
     while _has_own(dataset, Subset):
         numbers = torch.as_tensor(dataset.indices, dtype=torch.int64)
-        if (numbers < 0).any():  # counted from the end: only the datasets themselves know what that is
+        if (numbers < 0).any():  # negative indices: only the dataset can resolve them
             return outer, None
         among = numbers if among is None else numbers.index_select(0, among)
         dataset = dataset.dataset
@@ -113,16 +113,16 @@ def _unwrap(dataset: Any) -> tuple[Any, torch.Tensor | None]:
 
 
 def _has_own(dataset: Any, kind: type[Any]) -> bool:
-    """Return whether a dataset is of this kind, and a class of the user's has not changed what its samples are."""
+    """Return whether a dataset is of this type and no subclass overrides how samples are read."""
     own: Any = kind
     return isinstance(dataset, kind) and type(dataset).__getitem__ is own.__getitem__
 
 
 def _fetches_lists(dataset: Any) -> bool:
-    """Return whether ``__getitems__`` is there and as recent as ``__getitem__``.
+    """Return whether ``__getitems__`` exists and is not inherited from above ``__getitem__``.
 
-    The parent's ``__getitems__`` goes past the ``__getitem__`` of a subclass. That of torch's own containers reads the
-    datasets inside sample by sample, past the seeds.
+    A parent's ``__getitems__`` bypasses the ``__getitem__`` of a subclass. Those of torch's containers read the inner
+    datasets sample by sample, and bypass the seeding.
     """
     if isinstance(dataset, (Subset, StackDataset)):
         return False
@@ -135,10 +135,10 @@ def _fetches_lists(dataset: Any) -> bool:
 
 
 def move(batch: Any, device: torch.device, *, pinned: bool) -> Any:
-    """Return the batch on the device; the copy of one in pinned memory is not waited for."""
+    """Return the batch on the device; the copy from pinned memory is asynchronous."""
 
     def moved(value: Any) -> Any:
-        # Objects of the user's need not know non_blocking.
+        # The user's objects may not accept non_blocking.
         return value.to(device, non_blocking=pinned) if isinstance(value, torch.Tensor) else value.to(device)
 
     return _through(batch, moved)

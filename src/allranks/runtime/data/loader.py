@@ -1,4 +1,4 @@
-"""What a script iterates: batches of this rank, in training with a position that can be saved and resumed."""
+"""The loaders that a script iterates: batches of this rank; for training with a position that can be resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allranks.runtime.data.mapped import BatchSize, BatchSource
 from allranks.runtime.progress import Progress, advance
 from allranks.runtime.steptime import COMPUTE, DATA, OTHER
 
-#: What must be equal for the position of one loader to be valid in another; the difference and the fix in the error.
+#: Settings that a saved position depends on, each with the texts of the error if it differs.
 _SAME = {
     "kind": ("a dataset of kind {0} and not {1}", "ctx.loader() gets the same kind of dataset"),
     "length": ("{0} samples and not {1}", "it gets the same dataset"),
@@ -106,7 +106,7 @@ class Loader:
     def _epochs(self, count: int) -> Iterator[int]:
         if self._start is not None:
             (self._epoch, self._position), self._start = self._start, None
-            if 0 < count <= self._epoch:  # Of a training that is resumed: it would end without a word.
+            if 0 < count <= self._epoch:  # A resumed training, which would end silently.
                 what = "raise their number to train on, or start without the checkpoint"
                 self._say(f"all {count} epochs are done: {what}")
         self._in_epochs, self._count = True, count
@@ -118,7 +118,7 @@ class Loader:
                     return
                 if loads == self._loads:
                     if self._position and not self._passed:
-                        self._progress.abandon()  # What an effective batch has of samples of an epoch that was left.
+                        self._progress.abandon()  # Micro-batches of the epoch that was left.
                     self._epoch, self._position = self._epoch + 1, 0
         finally:
             self._in_epochs, self._count = False, 0
@@ -151,7 +151,7 @@ class Loader:
             batches = self._source.batches(self._epoch, self._position)
             first = next(batches, None)
             if first is None and self._position and not self._in_epochs:
-                # The loop before took the last batch and asked for no other, as a Trainer does that counts them.
+                # The previous loop stopped at the last batch, as Trainers do that count batches.
                 self._epoch, self._position = self._epoch + 1, 0
                 batches = self._source.batches(self._epoch, 0)
             epoch = (self._epoch + 1, self._count, self._length or 0)
@@ -162,7 +162,7 @@ class Loader:
                 progress.last = last
                 progress.left = left
                 progress.epoch = epoch
-                # The batch that the script works on counts as done: a checkpoint is taken at the end of the step.
+                # The current batch counts as done: checkpoints are taken at the end of a step.
                 self._position = position
                 advance()
                 clock.enter(COMPUTE)
@@ -288,7 +288,7 @@ class EvaluationLoader:
                 yield batch
         finally:
             progress.clock.enter(phase)
-            # A loop that was left long ago and is collected now must not undo what came after it.
+            # An abandoned loop may be collected late: it must not overwrite newer values.
             if _fields(progress) == written:
                 progress.samples, progress.total, progress.full, progress.last, progress.left = before
 

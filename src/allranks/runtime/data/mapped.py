@@ -1,4 +1,4 @@
-"""Batches of a dataset whose samples have numbers.
+"""Batches of a map-style dataset, whose samples have indices.
 
 The order of an epoch depends on seed, epoch and length alone. Global batch ``b`` holds the samples
 ``order[b * G : (b + 1) * G]``, whatever the number of ranks; a rank takes its contiguous part of it.
@@ -28,9 +28,9 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def part(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return a rank's part of ``start`` to ``stop``; sizes differ by at most 1, the first are greater.
+    """Return a rank's contiguous part of ``start`` to ``stop``; sizes differ by at most 1, and larger ones come first.
 
-    A rank for which nothing is left gets an empty part.
+    The part may be empty.
     """
     base, extra = divmod(stop - start, world_size)
     begin = start + rank * base + min(rank, extra)
@@ -124,7 +124,7 @@ class Split:
         return full + 1, rest
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield start and stop of each global batch that follows after ``position`` samples."""
+        """Yield start and stop of each global batch after ``position`` samples."""
         count, last = self.count_and_last(position)
         end = position + count * self.batch if self.drop_last else self.length
         start = position
@@ -136,11 +136,11 @@ class Split:
 
 
 class Delivery(NamedTuple):
-    """A batch, and what it stands for.
+    """A batch, and its place in the epoch.
 
     Attributes:
         batch: of this rank.
-        samples: of this rank that count; 0 for a filler.
+        samples: number of this rank's samples that count; 0 for a filler.
         total: samples over all ranks.
         position: samples of the epoch that are done when this batch is.
         left: batches that follow in the epoch; None where that is not known.
@@ -166,7 +166,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of each batch is this rank's; a filler is one sample that does not count, instead of none."""
+    """This rank's part of each batch; if that is empty, a filler is one sample that does not count."""
 
     rank: int
     world_size: int

@@ -1,9 +1,9 @@
-"""Random numbers of a dataset: the same for a sample wherever it is fetched, and none of the training's.
+"""Random numbers of a dataset: the same for a sample wherever it is fetched, and separate from the training's.
 
-Before a sample is fetched, the generators are seeded with a hash of seed, epoch and the sample's number; so its
-augmentation does not depend on workers, ranks or resumes. Most datasets draw from one generator or from none,
-and seeding takes time, so only those are seeded that the dataset was seen to draw from: a batch after which
-another one has moved is fetched again, with that one seeded too.
+Before a sample is fetched, the generators are seeded with a hash of seed, epoch and the sample's index, so its
+augmentation does not depend on workers, ranks or resumes. Most datasets draw from one generator or none, and seeding
+takes time. So only generators that the dataset was seen to use are seeded: if another one has advanced after a batch,
+the batch is fetched again with that one seeded too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from allranks.runtime.seed import hashed
 
 T = TypeVar("T")
-#: Seeds what needs it, for the sample of this number.
+#: Seeds the generators in use for the sample with this index.
 Seed = Callable[[int], None]
 
 
@@ -50,7 +50,7 @@ class Generator:
 
 
 def all_generators() -> list[Generator]:
-    """Return the generators there are: Python's, torch's on the CPU, and NumPy's if it is installed."""
+    """Return Python's generator, torch's on the CPU, and NumPy's if it is installed."""
     default = torch.default_generator
     # torch.manual_seed would go through the generators of all GPUs too.
     found = [
@@ -94,7 +94,7 @@ def _numpy_mark(bits: Any) -> object:
 
 
 class Seeding:
-    """Seeds the generators for each sample, and leaves them afterwards as the training had them."""
+    """Seeds the generators for each sample, and restores the training's states afterwards."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -102,7 +102,7 @@ class Seeding:
         self._used: list[Generator] = []
 
     def run(self, epoch: int, read: Callable[[Seed], T]) -> T:
-        """Return what ``read`` returns, which calls what it is given with a number before it uses that sample."""
+        """Call ``read`` with a function that it must call with a sample's index before reading that sample."""
         if self._all is None:  # made where they are used, which may be a worker
             self._all = all_generators()
         generators = self._all
@@ -133,7 +133,7 @@ class Seeding:
 
 
 def apart(make: Callable[[], Iterator[T]], name: str) -> Iterator[T]:
-    """Yield what an iterator gives that has random numbers of its own: the training's generators stay as they were.
+    """Iterate with separate random states: the training's generators do not advance.
 
     ``make`` makes the iterator, with the generators seeded with a hash of the name.
     """
@@ -154,7 +154,7 @@ def apart(make: Callable[[], Iterator[T]], name: str) -> Iterator[T]:
 
 
 def _swap(generators: list[Generator], states: list[Any]) -> list[Any]:
-    """Set the states of generators; return those that they had."""
+    """Set the states of generators; return the previous ones."""
     before = [generator.read() for generator in generators]
     for generator, state in zip(generators, states, strict=True):
         generator.write(state)

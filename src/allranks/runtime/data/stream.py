@@ -1,8 +1,8 @@
 """Batches of a dataset that can only be iterated (``IterableDataset``).
 
-Each rank reads the complete stream and keeps its own samples (:class:`StreamSource`): every world size has the same
-global batches, and a resume skips what was done. That is exact as long as the stream is the same each time. Or the
-dataset gives each rank a part of its own, whose length is not known beforehand (:class:`ShardedSource`).
+Each rank reads the complete stream and keeps its samples (:class:`StreamSource`): global batches are the same for every
+world size, and a resume skips the samples that are done. That is exact if the stream is the same each time. Or the
+dataset gives each rank its own part, of unknown length (:class:`ShardedSource`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kept(NamedTuple):
-    """What a rank keeps of a global batch: its samples, how many count, how many there are, whether it is the last."""
+    """A rank's part of a global batch: batch, samples that count, samples over all ranks, whether it is the last."""
 
     samples: Any
     counted: int
@@ -45,7 +45,7 @@ def cut(
     even: bool = False,
     collate: Collate = list,
 ) -> Iterator[Kept]:
-    """Yield what a rank keeps of each global batch: sample ``k`` of a batch goes to rank ``k mod world size``.
+    """Yield a rank's part of each global batch: sample ``k`` of a batch goes to rank ``k mod world size``.
 
     Args:
         samples: the stream.
@@ -59,7 +59,7 @@ def cut(
     stream = iter(samples)
     done = sum(1 for _ in islice(stream, skip))
     rank, world_size = share.rank, share.world_size
-    # Only what comes after a batch shows whether it is the last.
+    # Look ahead: only the following samples show whether a batch is the last.
     need = world_size if even else 1
     if drop_last:
         need = size
@@ -98,7 +98,7 @@ def _check(skipped: int, skip: int, following: int, least: int) -> None:
 
 
 def too_few(samples: int, world_size: int) -> RankError:
-    """Make the error for a dataset that has not one sample for each rank."""
+    """Return the error for a dataset with fewer samples than ranks."""
     return RankError(
         f"the dataset has {samples} sample{'s' * (samples != 1)}, fewer than there are ranks ({world_size})",
         why="every rank needs one at least",
@@ -107,7 +107,7 @@ def too_few(samples: int, world_size: int) -> RankError:
 
 
 def no_full_batch(what: str, samples: int, batch: int) -> RankError:
-    """Make the error for a dataset or stream that does not fill one batch, if ``drop_last``."""
+    """Return the error for a dataset or stream that does not fill one batch with ``drop_last``."""
     return RankError(
         f"the {what} has {samples} samples, and a batch takes {batch}",
         why="drop_last=True leaves out what does not fill a batch",
@@ -117,9 +117,9 @@ def no_full_batch(what: str, samples: int, batch: int) -> RankError:
 
 @dataclass(eq=False)
 class Pass(IterableDataset[Any]):
-    """One pass over a stream, wherever it is made; its random numbers are none of the training's.
+    """One pass over a stream, in a worker or the rank; its random numbers are separate from the training's.
 
-    If the dataset has ``set_epoch``, that is called before.
+    The dataset's ``set_epoch`` is called before, if it exists.
 
     Attributes:
         dataset: gives the stream again with each ``iter()``.
@@ -170,9 +170,9 @@ class StreamSource:
 class ShardedSource:
     """Batches of this rank's own part of a stream.
 
-    Before each step the ranks exchange how many samples they have for the next. The first that has none ends the epoch
-    for all; what the others have read of it by then is dropped. With several workers the dataset must divide the part
-    among them itself, by ``torch.utils.data.get_worker_info()``; each worker has random numbers of its own.
+    Before each step the ranks exchange how many samples they have for it. The first rank without any ends the epoch for
+    all; samples that the others have read for the step are dropped. With several workers the dataset must divide the
+    part among them, by ``torch.utils.data.get_worker_info()``; each worker has its own random numbers.
     ``drop_last`` also ends the epoch with a batch that is not full on some rank.
     """
 
@@ -185,7 +185,7 @@ class ShardedSource:
     drop_last: bool
 
     def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
-        """Yield the batches of an epoch, without the first ones, for which ``position`` stands."""
+        """Yield the batches of an epoch after the ones that ``position`` counts."""
         cut = partial(_batches, size=self.size.rank, collate=self.options.collate_fn or default_collate)
         own = self.pool.batches(Pass(self.dataset, epoch, cut, f"allranks/part/{self.options.seed}/{epoch}/{{}}"))
         skip, least = position // self.size.total, self.size.rank if self.drop_last else 1

@@ -1,4 +1,4 @@
-"""Processes that fetch batches beside the training: how many, and how they live and end."""
+"""Data-loader workers: their number, start, signals and end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader
 
 from allranks.system import cgroups
 
-#: Schedulers, agents and terminals send these to the whole process group: the rank saves and leaves, and needs its
-#: workers until then.
+#: Schedulers, agents and terminals send these signals to the whole process group. Workers ignore them, because the rank
+#: still needs them until it has saved.
 KEPT_FROM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-#: Seconds between two checks of a worker that its rank is alive. A dead rank's connections to the other ranks stay open
-#: as long as a worker holds a copy of them.
+#: Seconds between a worker's checks that its rank is alive. A dead rank's connections to other ranks stay open while a
+#: worker holds copies of them.
 _CHECK = 0.5
 
 
@@ -35,22 +35,22 @@ def allowed_cpus() -> list[int]:
 
 
 def cpus_of(rank: int, members: Sequence[tuple[int, Sequence[int]]]) -> int:
-    """Return the number of CPUs that a rank has for itself, at least 1.
+    """Return the number of CPUs of a rank, at least 1.
 
-    A CPU that several ranks of a node may use counts for each in part. ``members`` are the node rank and the allowed
+    A CPU that several ranks of a node share is divided between them. ``members`` holds the node rank and the allowed
     CPUs of each rank.
     """
     node, mine = members[rank]
     there = [set(cpus) for its_node, cpus in members if its_node == node]
     total = sum(1 / sum(cpu in theirs for theirs in there) for cpu in mine)
-    # A sum of thirds may lie a hair below the whole number.
+    # Rounding errors may leave a sum of fractions just below an integer.
     quota = cgroups.quota()
     return max(1, min(math.floor(total + 1e-6), quota // len(there) if quota else len(mine)))
 
 
 @dataclass(eq=False)
 class Pool:
-    """Iterates over datasets whose samples are complete batches, in workers if there are some, else in the rank itself.
+    """Iterates over datasets whose samples are complete batches, in worker processes or in the rank itself.
 
     Workers outlive signals to the process group, and exit with their rank.
 
@@ -67,9 +67,9 @@ class Pool:
     pinned: bool
     finish: Callable[[Any], Any]
     init: Callable[[int], None] | None = None
-    #: With a sampler: for all passes.
+    #: Kept for all passes, if there is a sampler.
     _loader: DataLoader[Any] | None = None
-    #: Of passes that have workers. A script may hold one that it has left, and start the next.
+    #: Iterators with workers. A script may still hold an abandoned one when it starts the next.
     _iterators: set[Any] = field(default_factory=set)
 
     def batches(self, dataset: Any, sampler: Any = None) -> Iterator[Any]:
@@ -92,7 +92,7 @@ class Pool:
                 pin_memory=self.pinned,
                 persistent_workers=sampler is not None,
                 worker_init_fn=partial(_start, self.init, os.getpid()),
-                # Its own: it draws a number each time, which must not come from the training's generator.
+                # The loader draws a number per pass, which must not come from the training's generator.
                 generator=torch.Generator(),
             )
             if sampler is not None:
@@ -122,7 +122,7 @@ class Pool:
         self.close()
 
 
-#: Those that have had workers, which end before ``multiprocessing`` waits for its children at the end of the process.
+#: Pools to close before ``multiprocessing`` joins its children when the process exits.
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
@@ -134,9 +134,9 @@ def close_pools() -> None:
 
 
 def _stop_workers(iterator: Any) -> None:
-    # Torch does it when the iterator is collected, which may be late: a traceback can hold it.
+    # torch does this when the iterator is collected, which a traceback may delay.
     iterator._shutdown_workers()
-    # Torch stops those that are stuck in the dataset with SIGTERM, which they ignore.
+    # torch sends SIGTERM to workers stuck in the dataset, and they ignore it.
     for worker in iterator._workers:
         if worker.is_alive():
             worker.kill()
@@ -148,10 +148,10 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _start(init: Callable[[int], None] | None, rank: int, worker: int) -> None:
-    """Set a worker up: ignore signals to the whole group, watch the rank, and call the user's function.
+    """Set up a worker: disarm signals to the process group, watch the rank, and call the user's function.
 
-    The signals get a handler that does nothing, and are neither ignored nor blocked: programs that a dataset starts
-    would inherit that, and could not be ended.
+    The signals get a no-op handler. They are not ignored or blocked, because programs that a dataset starts would
+    inherit that and could not be ended.
     """
     for number in KEPT_FROM:
         signal.signal(number, lambda number, frame: None)

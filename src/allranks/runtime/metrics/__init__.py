@@ -16,14 +16,14 @@ from allranks.runtime.metrics.sums import Sums, Totals, means, merge
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Written by us in each record.
+#: Names that each record has.
 _RESERVED = frozenset({"step", "time", "steps_per_second", "samples_per_second"})
-#: Number of calls of ``log`` whose numbers are kept before they are added up.
+#: Most calls of ``log`` whose numbers are held before they are summed.
 _MOST = 1000
 
 
 class _Numbers(dict[str, "list[float]"]):
-    """Numbers by name; a list is made at its first use, which saves each step a look-up."""
+    """Lists of numbers by name; ``__missing__`` saves a lookup in each step."""
 
     def __missing__(self, name: str) -> list[float]:
         _check_name(name)
@@ -42,7 +42,7 @@ class Metrics:
         self._totals = Totals(ctx)
         self._records = Records(ctx, self._totals)
         self._since_means: dict[str, Sums] = {}
-        #: What was logged and not merged yet: numbers of one weight as they came, and sums of all else.
+        #: Logged and not merged yet: plain numbers of one common weight, and sums of all other values.
         self._numbers = _Numbers()
         self._weight: float = 1
         self._room = _MOST
@@ -83,9 +83,9 @@ class Metrics:
         name, value = "", None
         try:
             for name, value in values.items():
-                # By the type itself, since this is where the time goes; Parameters and the like come second.
+                # The exact type first, since this is the hot path; subclasses such as Parameter come below.
                 if type(value) is Tensor and value.is_cpu:
-                    number: object = value.tolist()  # It asks less of torch's dispatcher than item() does.
+                    number: object = value.tolist()  # Faster than item().
                     numbers[name].append(number if type(number) is float else _number(name, value))
                 elif isinstance(value, Tensor) and not value.is_cpu:
                     _check_one(name, value)
@@ -122,7 +122,7 @@ class Metrics:
         self.write(self._progress.step, numbers)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write values of a step as they are, on rank 0."""
+        """Write values of a step unchanged, on rank 0."""
         self._ctx._tracker_group.write(step, dict(values), time.time())
 
     def config(self, values: Mapping[str, object]) -> None:
@@ -131,9 +131,9 @@ class Metrics:
             self._ctx._tracker_group.config(dict(values))
 
     def start_step(self) -> None:
-        """Write what was logged, if it is time; called before each forward pass, and by all ranks alike.
+        """Write the logged values if a record is due. All ranks call it before each forward pass.
 
-        This is the work of ``ctx.accumulate``, ``ctx.backward`` and ``optimizer.step``.
+        ``ctx.accumulate``, ``ctx.backward`` and ``optimizer.step`` do so.
         """
         records = self._records
         if self._progress.step >= records.next:
@@ -156,7 +156,7 @@ class Metrics:
 
         With them the means of an epoch are right after a resume in mid-epoch, on any number of ranks.
         """
-        # A record that is due at this step: after a resume it would be made once more, or with the next one.
+        # Write a record that is due at this step now: after a resume it would come twice, or with the next one.
         self.start_step()
         self._records.land()
         self.flush()
@@ -167,7 +167,7 @@ class Metrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, and :meth:`resume`; values logged before are dropped."""
-        # They are sums over all ranks: one rank takes them.
+        # They are sums over all ranks: only one rank loads them.
         held = state if self._rank == 0 else {"epoch": {}, "window": {}}
         self._numbers, self._fresh = _Numbers(), {}
         self.resume(state["step"])
@@ -180,12 +180,12 @@ class Metrics:
             self._ctx._tracker_group.flush()
 
     def hand_over(self) -> None:
-        """Before the end, on all ranks: leave what is still to be written for rank 0."""
+        """Hand the values not yet written to rank 0; all ranks call it before the end."""
         self._merge()
         self._records.hand_over()
 
     def finish(self) -> None:
-        """At the end, when all ranks have handed over: write what is left, and close the trackers."""
+        """Write the remaining values and close the trackers, after all ranks have handed over."""
         self._records.finish()
         if self._has_trackers():
             self._ctx._tracker_group.close()
@@ -205,7 +205,7 @@ class Metrics:
         return self._fresh[name]
 
     def _fold(self) -> None:
-        """Add up the numbers that all have one weight."""
+        """Sum the numbers of one common weight."""
         for name, numbers in self._numbers.items():
             if numbers:
                 sums = self._sums(name)

@@ -1,4 +1,4 @@
-"""The means that are written every few steps, without stopping the training."""
+"""Writes means every few steps, without stopping the training."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
     from allranks.runtime.context import Context
 
-#: How many ranks have left something for rank 0 in the store.
+#: Key of the number of ranks that have left values for rank 0 in the store.
 _RESTS = "metrics/rests"
-#: A metric of this name is how many there are in a rank's batch, of which a speed is made.
+#: A metric of the first name counts tokens of a rank's batch; a speed of the second name is derived from it.
 _TOKENS, _TOKEN_SPEED = "tokens", "tokens_per_second"
-#: Number of steps after which the host waits for a record: a GPU is at most so many steps behind.
+#: Steps after which the host waits for a record: a GPU is at most that many steps behind.
 _STEPS_ON_THE_WAY = 8
 _CPU = torch.device("cpu")
 
 
 @dataclass
 class _Flight:
-    """Sums of one record, while they are added up over all ranks.
+    """The sums of one record while they are reduced over all ranks.
 
-    With NCCL everything happens on the GPU, in order with its other work, and the result is then copied to the host.
-    With gloo a thread of gloo's does it.
+    With NCCL the GPU does it, in order with its other work, and the result is then copied to the host. With gloo a gloo
+    thread does it.
 
     Attributes:
-        extra: what is written beside the means.
+        extra: values to write beside the means.
         when: the time of the step, in seconds since 1970.
         box: the result of :func:`pack`, with ``names`` for its rows; on the GPU if it is for NCCL.
     """
@@ -50,7 +50,7 @@ class _Flight:
     _copied: torch.cuda.Event | None = None
 
     def start(self, group: ProcessGroup | None) -> None:
-        """Start the sum, unless the world is of one rank; all ranks do at the same point."""
+        """Start the reduction, unless there is only one rank; collective."""
         if group is not None:
             self._work = distributed.all_reduce(self.box, group=group, async_op=True)
         if self.box.is_cuda:
@@ -62,13 +62,13 @@ class _Flight:
             self._copied.record()
 
     def done(self) -> bool:
-        """Return whether :meth:`rows` has its answer at once."""
+        """Return whether :meth:`rows` will not block."""
         if self._copied is not None:
             return bool(self._copied.query())  # type: ignore[no-untyped-call]
         return self._work is None or self._work.is_completed()
 
     def rows(self) -> list[list[float]]:
-        """Wait for sums and weights over all ranks, with the last row that :func:`pack` adds."""
+        """Wait for the sums and weights over all ranks; return the rows of :func:`pack`."""
         if self._copied is not None:
             self._copied.synchronize()
         elif self._work is not None:
@@ -79,10 +79,10 @@ class _Flight:
 
 
 class Records:
-    """Starts to average what was logged every ``ctx.log_every`` steps; rank 0 writes the means when they have arrived.
+    """Starts to average the logged values every ``ctx.log_every`` steps; rank 0 writes the means once they arrive.
 
     Attributes:
-        window: what was logged since the last record.
+        window: sums of the values logged since the last record.
         next: the step at which the next record is due.
     """
 
@@ -95,9 +95,9 @@ class Records:
         self._on_gpu = ctx.device if ctx.device.type == "cuda" and adds_there else None
         self.window: dict[str, Sums] = {}
         self.next = float(every or math.inf)
-        #: On their way; all ranks read each when so many records have been started after it.
+        #: Records in flight; all ranks read one once a fixed number of later ones has started.
         self._flights: deque[_Flight] = deque()
-        #: Those of them that rank 0 has yet to write.
+        #: The ones that rank 0 has not written yet.
         self.unwritten: deque[_Flight] = deque()
         self._most_flights = math.ceil(_STEPS_ON_THE_WAY / every) if every else 0
         self._last = (ctx.progress.step, time.time())
@@ -111,13 +111,13 @@ class Records:
             self.window = fresh
 
     def resume(self, step: int) -> None:
-        """Continue after a step that was loaded."""
+        """Continue after a loaded step."""
         self._last = (step, time.time())
         if self._every:
             self.next = (step // self._every + 1) * self._every
 
     def start(self) -> None:
-        """Start a record. A metric that is new to the ranks comes with a later one, unless this is the first."""
+        """Start a record. A new metric comes with a later one, unless this is the first."""
         while len(self._flights) >= self._most_flights:
             self._land()
         window, step = self.window, self._progress.step
@@ -126,7 +126,7 @@ class Records:
             self._totals.agree(window)
         box = pack(window, self._totals.names, self._on_gpu or _CPU)
         self.window = {name: sums for name, sums in window.items() if name not in self._totals.names}
-        if self._handed_over:  # The checkpoint at the end asks for this record, which holds what rank 0 was left.
+        if self._handed_over:  # Called for the checkpoint at the end: the record holds what was handed to rank 0.
             self.hand_over()
         on_gpus = self._on_gpu is not None and self._ctx.world_size > 1
         group = distributed.group.WORLD if on_gpus else self._ctx.control.group
@@ -138,19 +138,19 @@ class Records:
             self.poll()
 
     def poll(self) -> None:
-        """On rank 0: write the oldest record that is on its way, if it has arrived."""
+        """Write the oldest record in flight if it has arrived; on rank 0."""
         if self.unwritten[0].done():
             self._write(self.unwritten.popleft())
 
     def land(self) -> None:
-        """Wait for all records on their way; all ranks do at the same point."""
+        """Wait for all records in flight; collective."""
         while self._flights:
             self._land()
 
     def hand_over(self) -> None:
-        """Before the end: leave what no record holds yet for rank 0, in the store, without a collective.
+        """Before the end, leave the values that no record holds for rank 0 in the store, without a collective.
 
-        A job that was asked to stop has it in its checkpoint.
+        After a stop request they are in the checkpoint instead.
         """
         if self._ctx.rank == 0 or self._progress.stopping or not (self.window or self._handed_over):
             return
@@ -160,16 +160,16 @@ class Records:
             self._ctx._store.add(_RESTS, 1)
             self._handed_over = True
         except RuntimeError:
-            pass  # The store went with rank 0, and so did what writes the metrics.
+            pass  # Rank 0, which writes the metrics, is gone with the store.
 
     def finish(self) -> None:
-        """At the end, when all ranks have handed over: write what is left."""
+        """Write the remaining values, after all ranks have handed over."""
         self.land()
         if self._ctx.rank == 0 and self._every and not self._progress.stopping:
             self._write_rest()
 
     def _land(self) -> None:
-        """Wait for the oldest record on its way; all ranks do at the same point, which shows if a name is missing."""
+        """Wait for the oldest record in flight; collective. It also shows whether a rank has new names."""
         flight = self._flights.popleft()
         if flight.rows()[-1][0]:
             self._totals.agreed = False
@@ -194,7 +194,7 @@ class Records:
         if seconds <= 0 or step <= before:
             return {}
         speed = (step - before) / seconds
-        # round(speed, 3) would take longer than all that is logged in a step.
+        # round(speed, 3) takes longer than the logging of a step.
         extra = {"steps_per_second": round(speed * 1e3) / 1e3}
         if self._progress.full:
             extra["samples_per_second"] = round(speed * self._progress.full * self._progress.accumulation * 10) / 10

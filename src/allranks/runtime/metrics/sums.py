@@ -1,4 +1,4 @@
-"""Weighted sums of metrics: kept on the device where the values are, read as late as possible, added up over ranks."""
+"""Weighted sums of metrics: kept on the device of the values, read as late as possible, and reduced over ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from allranks.errors import RankError
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Number of values on a device that are held before they are added up there, in a few operations for all of them.
+#: Most values on a device to hold before they are summed there by a few operations.
 _HELD = 64
-#: Bytes of the largest number.
+#: Bytes of the largest scalar.
 _ONE = 16
 
 
 class Sums:
     """The weighted sum of one metric, and the sum of the weights.
 
-    Numbers, and tensors in the CPU's memory, are added up as they come, in double precision. Reading a tensor on
-    another device would stop the host until the device is there, so these are held, and added up by the device.
+    Numbers and CPU tensors are summed immediately, in double precision. Reading a tensor on another device would block
+    the host, so these are held and summed by the device.
     """
 
     __slots__ = ("_held", "_part", "total", "weight")
@@ -31,16 +31,16 @@ class Sums:
     def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
         self.total = total
         self.weight = weight
-        #: Value, weight, and the value's version, which changes when the tensor is modified in place.
+        #: Value, weight and version of the value, which changes if the tensor is modified in place.
         self._held: list[tuple[torch.Tensor, float | torch.Tensor, int]] = []
         #: Sum and weight on a device, shape (2,).
         self._part: torch.Tensor | None = None
 
     def hold(self, value: torch.Tensor, weight: float | torch.Tensor) -> None:
-        """Take a tensor of one number that is on a device other than the CPU."""
+        """Take a tensor of one number on a device other than the CPU."""
         value = value.detach()
         counted = not value.is_inference()
-        # A copy of what has no count of versions, and of a part of a tensor, which would keep all of that in memory.
+        # Copy tensors without a version counter, and views, which would keep a large storage alive.
         if not counted or value.untyped_storage().nbytes() > _ONE:
             value = value.clone()
         if len(self._held) >= _HELD or (self._held and self._held[0][0].device != value.device):
@@ -48,7 +48,7 @@ class Sums:
         self._held.append((value, weight, value._version if counted else -1))
 
     def fold(self) -> None:
-        """Add up what is held, on its device and without waiting for it."""
+        """Sum the held values on their device, without waiting for it."""
         for value, _, version in self._held:
             if version not in (-1, value._version):
                 raise RankError(
@@ -61,7 +61,7 @@ class Sums:
         self._add_part(_weighted(values, weights))
 
     def part(self) -> torch.Tensor | None:
-        """Return sum and weight of what was added up on a device, shape (2,); None if nothing was."""
+        """Return sum and weight on a device, shape (2,); None if there are none."""
         if self._held:
             self.fold()
         return self._part
@@ -95,19 +95,19 @@ def _weighted(values: Sequence[torch.Tensor], weights: Sequence[float | torch.Te
 
 
 def send(box: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor of the CPU to a device without waiting for it."""
+    """Copy a CPU tensor to a device without waiting for it."""
     if device.type == "cuda":
         box = box.pin_memory()
     return box.to(device, non_blocking=True)
 
 
 def pack(sums: dict[str, Sums], names: Sequence[str], device: torch.device) -> torch.Tensor:
-    """Write sums as one tensor, so that all of them are one message.
+    """Pack sums into one tensor, so that they travel in one message.
 
     Args:
         sums: of each metric.
-        names: what the rows stand for, in this order.
-        device: where to write it. If it is the CPU, what is on another device is read, once for all.
+        names: names of the rows, in this order.
+        device: device of the result. If it is the CPU, sums on another device are read in one transfer.
 
     Returns:
         Shape (names + 1, 2), float64: sums and weights; the last row has a 1 if ``sums`` has other names as well.
@@ -143,11 +143,11 @@ def means(names: Iterable[str], rows: Iterable[Sequence[float]]) -> dict[str, fl
 
 
 class Totals:
-    """Adds sums up over all ranks: one message for all metrics, also where ranks have logged different ones.
+    """Reduces sums over all ranks in one message for all metrics, even if ranks have logged different ones.
 
     Attributes:
-        names: what the rows of a message stand for: the same on all ranks.
-        agreed: whether no rank is known to have other names.
+        names: names of the rows of a message, the same on all ranks.
+        agreed: False once a rank is known to have other names.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -156,7 +156,7 @@ class Totals:
         self.agreed = False
 
     def reduce(self, *several: dict[str, Sums]) -> list[list[list[float]]]:
-        """Add sums up over all ranks; where a rank has a new name, the ranks agree on names first."""
+        """Reduce sums over all ranks; if a rank has a new name, the ranks agree on names first."""
         box = self._added_up(several)
         if any(rows[-1][0] for rows in box):
             self.agree(*several)

@@ -1,4 +1,4 @@
-"""The model, its optimizer and the step; here the forward and backward pass, accumulated and scaled."""
+"""Model, optimizer and step; this module has the forward and backward pass, with accumulation and scaling."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def accumulate_block(ctx: Context, model: nn.Module, steps: int) -> AbstractCont
 
 
 def _check_foreign(progress: Progress, optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Raise if an optimizer of the script's own takes gradients of this rank alone, of some micro-batches."""
+    """Raise if the script's own optimizer steps between micro-batches, on gradients that are not averaged yet."""
     if isinstance(optimizer, Managed) or progress.is_boundary:
         return
     taken = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def weight(progress: Progress, world_size: int) -> float:
-    """Return the factor of a mean loss with which the averaged gradient is the mean over the whole effective batch.
+    """Return the factor for a mean loss that makes the averaged gradient the mean over the effective batch.
 
     Ranks average: the sum over ranks r and micro-batches m of w(r, m) g(r, m) / R has to be the sum of
-    n(r, m) g(r, m) / N, with n samples of N in all. So w = R n / N. It is 1 where all batches are equally large and
-    nothing is accumulated. Without a loader that says how large batches are, micro-batches count the same.
+    n(r, m) g(r, m) / N, with n samples of N in all. So w = R n / N. It is 1 if all batches have the same size and
+    there is no accumulation. Without a loader, which knows the sizes, micro-batches have equal weight.
     """
     samples, total, steps = progress.samples, progress.total, progress.accumulation
     if samples is None or total is None:
@@ -44,8 +44,8 @@ def _samples_in_group(progress: Progress, total: int) -> int:
 class Accumulation:
     """A block around the forward and backward pass of one micro-batch. One object serves the whole training.
 
-    Ranks average in the last of the micro-batches only. The last effective batch of an epoch ends with the epoch; one
-    that was left before it was full is dropped when another number of micro-batches or another epoch starts.
+    Ranks average only in the last micro-batch. The last effective batch of an epoch ends with the epoch; an incomplete
+    one is dropped when another number of micro-batches or another epoch starts.
     """
 
     __slots__ = ("_progress", "_quiet", "_sharded", "_size", "_steps", "_synchronises", "_turn", "model")
@@ -66,7 +66,7 @@ class Accumulation:
         return self._turn + 1 < self._size
 
     def words(self) -> str:
-        """Return where it is: ``micro-batch 1 of 4``."""
+        """Return the position as text: ``micro-batch 1 of 4``."""
         return f"micro-batch {self._turn + 1} of {self._size}"
 
     def trains(self, parameters: Collection[int]) -> bool:
@@ -74,14 +74,14 @@ class Accumulation:
         return any(id(parameter) in parameters for parameter in self.model.parameters())
 
     def abandon(self) -> None:
-        """Drop the gradients of an effective batch that is not full, and start a new one next time."""
+        """Drop the gradients of an incomplete effective batch; the next block starts a new one."""
         if self.unfinished:
             for holder, name in self._gradients():
                 setattr(holder, name, None)
         self._turn = self._size = 0
 
     def __enter__(self) -> None:
-        """Set which micro-batch this is, and keep ranks from averaging before the last."""
+        """Set the index of the micro-batch; disable averaging unless it is the last one."""
         progress = self._progress
         self._turn += 1
         if self._turn >= self._size:
@@ -110,9 +110,9 @@ class Accumulation:
             self._synchronise(True)
 
     def _end_with_epoch(self) -> None:
-        """End the effective batch of a stream that ends sooner than its first micro-batch could know.
+        """Complete the effective batch of a stream that ended earlier than expected.
 
-        The gradients so far were weighted for more samples, and are rescaled; no rank has sent them yet.
+        Its gradients were weighted for more samples, so they are rescaled; no rank has sent them yet.
         """
         progress, assumed = self._progress, self._size
         self._size = self._turn + 1

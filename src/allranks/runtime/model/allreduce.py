@@ -1,9 +1,9 @@
-"""Averages gradients over ranks: by messages, or through memory that all ranks of a machine see.
+"""Averages gradients over ranks: by messages, or through shared memory if all ranks are on one machine.
 
-Shared memory is quicker than gloo's sockets. Each rank has a block of it: its own gradients, and behind them its slice
-of the averages. The ranks write their gradients, meet, add up a slice each, meet, and copy all slices. No rank writes
-what another may still read: gradients are read between the two meetings only, and averages from the second meeting to
-the first one of the next step. Sums are in the order of ranks, so that they are always the same to the bit.
+Shared memory is faster than gloo's sockets. Each rank has a block: its gradients, then its slice of the averages. The
+ranks write their gradients, synchronise, sum one slice each, synchronise, and copy all slices. No rank writes what
+another may still read: gradients are read only between the two barriers, and averages from the second barrier to the
+first one of the next step. Ranks are summed in order, so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from allranks.errors import RankError
 if TYPE_CHECKING:
     from allranks.runtime.exchange import CpuGroup
 
-#: Least bytes of gradients with which shared memory is quicker than a message, whose time is mostly system calls.
+#: Bytes of gradients from which on shared memory is faster than a message, whose cost is mostly system calls.
 LEAST = 1 << 20
-#: Bytes in front of each block that show that it is the right one.
+#: Size of the token at the start of each block, which identifies it, in bytes.
 _TOKEN = 64
-#: Numbers that are added up at a time, few enough to stay in the cache.
+#: Elements to sum at a time, few enough to stay in the cache.
 _CHUNK = 1 << 17
 
 
 class Message:
     """Parameters of one type whose gradients travel together, divided by the number of ranks before they are summed.
 
-    The gradients are in ``buffer``, of one dimension, and travel in the type ``compress``, or else in their own.
+    ``buffer`` (one dimension) holds the gradients. They are sent as ``compress``, or in their own type if that is None.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], buffer: Tensor, compress: torch.dtype | None) -> None:
@@ -48,7 +48,7 @@ class Message:
     def send(self) -> None:
         """Copy the gradients into the buffer, make them views of it, and start the sum over the ranks."""
         gradients = gradients_of(self.parameters, self._views)
-        if len(gradients) == 1:  # It may be large: one pass over the memory, not two.
+        if len(gradients) == 1:  # It may be large: one pass over memory, not two.
             torch.mul(gradients[0], self._share, out=self._views[0])
         else:
             torch._foreach_copy_(self._views, gradients)
@@ -92,7 +92,7 @@ class SharedMessage:
         self._meeting = torch.zeros(1)
 
     def send(self) -> None:
-        """Write this rank's gradients where the other ranks see them, and average a slice."""
+        """Write this rank's gradients to its block, and average a slice."""
         torch._foreach_copy_(self._shared_views, gradients_of(self._parameters, self._views))
         distributed.all_reduce(self._meeting)
         slices: list[tuple[Tensor, ...]] = [torch.split(each, _CHUNK) for each in (self._average, *self._inputs)]
@@ -117,7 +117,7 @@ def _slice_length(size: int, world_size: int) -> int:
 
 
 def make_shared(parameters: Sequence[nn.Parameter], buffer: Tensor, control: CpuGroup) -> SharedMessage | None:
-    """Make a message through memory that all ranks share; None if it does not pay or the system does not allow it.
+    """Make a message through shared memory; None if it is not worthwhile or not possible.
 
     All ranks call it, with buffers of the same size.
     """
@@ -129,9 +129,9 @@ def make_shared(parameters: Sequence[nn.Parameter], buffer: Tensor, control: Cpu
 
 
 def _open_blocks(size: int, world_size: int, control: CpuGroup) -> list[mmap.mmap]:
-    """Make a block of so many bytes for each rank, and open all of them; [] on all ranks if one cannot.
+    """Create a block of ``size`` bytes per rank and open all of them; empty on all ranks if one fails.
 
-    The kernel frees a block with the last process that has it.
+    The kernel frees a block with the last process that maps it.
     """
     own, token = -1, secrets.token_bytes(_TOKEN)
     with suppress(OSError):
@@ -143,11 +143,11 @@ def _open_blocks(size: int, world_size: int, control: CpuGroup) -> list[mmap.mma
         for pid, descriptor, its_token in control.gather((os.getpid(), own, token)):
             with open(f"/proc/{pid}/fd/{descriptor}", "r+b") as file:
                 blocks.append(mmap.mmap(file.fileno(), 0))
-            if blocks[-1][:_TOKEN] != its_token:  # Of a process of the same number in another container.
+            if blocks[-1][:_TOKEN] != its_token:  # It belongs to a process with the same id in another container.
                 blocks.pop()
     except (OSError, ValueError):  # A block that is missing, or empty.
         blocks = []
-    # Also the meeting after which a rank may close what the others have opened.
+    # Also the barrier after which a rank may close a file that the others have opened.
     missing = control.agree(world_size - len(blocks))[0]
     if own >= 0:
         os.close(own)
@@ -174,7 +174,7 @@ def views_of(flat: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tenso
     """Cut a buffer into pieces of the shapes and, for memory formats as channels-last, strides of the parameters."""
     at = 0
     for parameter in parameters:
-        # A parameter with gaps in memory, or one that overlaps itself, gets a gradient without.
+        # The gradient of a parameter with gaps or overlaps in memory is contiguous.
         dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
         strides = parameter.stride() if dense else torch.empty(parameter.shape, device="meta").stride()
         yield flat.as_strided(parameter.shape, strides, flat.storage_offset() + at)

@@ -1,9 +1,9 @@
-"""Data parallelism with one buffer for all gradients, and one message for all that are not large.
+"""Data parallelism with one buffer for all gradients, and one message for all small ones.
 
-``DistributedDataParallel`` sends gradients in buckets while the rest is still computed, and sorts the buckets again
-after the first step. That pays if a GPU computes while a network sends. On CPUs the same cores do both; there each
-bucket is one more message, and only a large gradient is worth one. The layout also never changes: a continued run sums
-in the same order as an uninterrupted one, so that their weights are equal to the bit, on any number of ranks.
+``DistributedDataParallel`` sends gradients in buckets while the rest is computed, and rebuilds the buckets after the
+first step. That pays off if a GPU computes while the network sends. On CPUs the same cores do both, so each bucket is
+an extra message, and only a large gradient is worth one. Also, this layout never changes: a resumed run sums in the
+same order as an uninterrupted one, so that their weights are bit-identical, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from allranks.runtime.steptime import COMPUTE, EXCHANGE
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: A gradient of at least so many numbers is sent by itself, as soon as it is ready: half a megabyte in fp32.
+#: A gradient of at least this many elements is sent separately, as soon as it is ready: 512 KiB in fp32.
 LARGE = 1 << 17
 
 
 class Flat(nn.Module):
     """A model whose gradients are averaged over all ranks by the end of each backward pass.
 
-    A plain ``loss.backward()`` is enough, as with ``DistributedDataParallel``, and ``module`` is the model. With
-    buffers (running statistics), all ranks take those of rank 0 before each forward pass in training, as there.
+    As with ``DistributedDataParallel``, a plain ``loss.backward()`` is enough, ``module`` is the model, and all ranks
+    take rank 0's buffers (running statistics) before each forward pass in training.
 
-    Gradients go through the machine's memory if all ranks are on it and compute on its CPUs. If parameters may get no
-    gradient, those that no rank used keep None; if some ranks used one, the others count as zero.
+    Gradients go through shared memory if all ranks compute on the CPUs of one machine. If parameters may get no
+    gradient, those that no rank used keep None; if only some ranks used one, the others contribute zero.
 
     Attributes:
         require_backward_grad_sync: whether the next backward pass averages, as in DistributedDataParallel.
@@ -49,7 +49,7 @@ class Flat(nn.Module):
         self.require_backward_grad_sync = True
         self.averaged = False
         self._find_unused_parameters = find_unused_parameters
-        #: Sent while the rest is computed, in this order on all ranks: about the one in which gradients are ready.
+        #: Sent during the backward pass, on all ranks in this order, in which gradients are approximately ready.
         self._early: list[Message] = []
         #: Sent at the end of the backward pass.
         self._late: list[Message | SharedMessage] = []
@@ -78,7 +78,7 @@ class Flat(nn.Module):
         self._has_buffers = any(True for _ in module.buffers())
 
     def _add_messages(self, parameters: list[nn.Parameter], buffer: Tensor, compress: torch.dtype | None) -> None:
-        """Add one message for all small gradients, which lie in front, and one for each large one."""
+        """Add one message for all small gradients, which come first in the buffer, and one for each large one."""
         small = [parameter for parameter in parameters if parameter.numel() < LARGE]
         end = sum(map(nn.Parameter.numel, small))
         if small:
@@ -89,7 +89,7 @@ class Flat(nn.Module):
                 end += parameter.numel()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model, and watch its outputs for the backward pass."""
+        """Run the model, and hook its outputs to notice the backward pass."""
         synced = self.require_backward_grad_sync and torch.is_grad_enabled()
         if synced:
             clock = self._progress.clock
@@ -99,7 +99,7 @@ class Flat(nn.Module):
             clock.enter(COMPUTE)
         output = self.module(*inputs, **named)
         if synced:
-            self._queued = False  # Left behind by a backward pass that failed.
+            self._queued = False  # A failed backward pass may have left it set.
             hook_outputs(output, self._on_backward)
         return output
 
@@ -113,7 +113,7 @@ class Flat(nn.Module):
             Variable._execution_engine.queue_callback(self._average)
 
     def _on_large_gradient(self, parameter: Tensor) -> None:
-        """Send what is ready and can be sent without overtaking."""
+        """Send the gradients that are ready, in the fixed order."""
         if not self._queued:
             return
         self._count()
@@ -129,12 +129,12 @@ class Flat(nn.Module):
                 self._unsent.popleft().send()
 
     def _average(self) -> None:
-        """Replace the gradients of this rank by the average over all ranks."""
+        """Replace this rank's gradients by the averages over all ranks."""
         self._queued = False
         missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
         if not self._find_unused_parameters:
             if len(missing) == len(self._trained):
-                return  # torch.autograd.grad, whose gradients are not the parameters'.
+                return  # torch.autograd.grad, which sets no gradients of parameters.
             if missing:
                 raise unused(missing, distributed.get_rank())
         self._count()
@@ -150,7 +150,7 @@ class Flat(nn.Module):
         self.averaged = True
 
     def _forget_unused(self, missing: set[str]) -> None:
-        """Set the gradients that no rank had to None."""
+        """Set gradients that no rank computed to None."""
         parameters = list(self._trained.values())
         lacking = torch.tensor([name in missing for name in self._trained], dtype=torch.int32).to(parameters[0].device)
         distributed.all_reduce(lacking, distributed.ReduceOp.MIN)
@@ -159,14 +159,14 @@ class Flat(nn.Module):
                 parameter.grad = None
 
     def _count(self) -> None:
-        """Count a backward pass for which other ranks are waited for, once."""
+        """Count a backward pass that waits for other ranks, once."""
         if not self._counted:
             self._progress.backwards += 1
         self._counted = True
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the model that the script gave to ``ctx.prepare``, whose keys of ``state_dict`` are the script's own.
+    """Return the model that the script gave to ``ctx.prepare``, with the script's ``state_dict`` keys.
 
     A sharded model (FSDP) stays sharded: its ``state_dict`` holds distributed tensors.
     """

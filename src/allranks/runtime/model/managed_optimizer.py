@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
     from allranks.runtime.progress import Progress
 
-#: What ctx.prepare() sets on the parameters whose gradients are averaged.
+#: Attribute that ctx.prepare() sets on parameters whose gradients are averaged.
 _MARK = "_allranks_averaged"
 
 
 class Scaler(torch.amp.GradScaler):
-    """torch's GradScaler that adapts the scale itself, once all optimizers of a backward pass have made their steps.
+    """torch's GradScaler, which here updates the scale itself after all optimizers of a backward pass have stepped.
 
     Several optimizers may share one backward pass: the scale changes only when the next loss is scaled, or when
     the state is saved.
@@ -42,7 +42,7 @@ class Scaler(torch.amp.GradScaler):
         return super().scale(outputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return scale and counters, as the next step will see them."""
+        """Return scale and counters after a pending update."""
         self._adapt()
         return super().state_dict()
 
@@ -63,17 +63,17 @@ class Scaler(torch.amp.GradScaler):
 
 @dataclass
 class Around:
-    """What an optimizer knows of the training around it, and what it saw of that at its last step.
+    """The state of the training that a managed optimizer refers to, and counts from its last step.
 
     Attributes:
-        parameters: what is trained, by ``id``.
-        counts_steps: whether its steps are those of the training.
+       parameters: the trained parameters, by ``id``.
+       counts_steps: whether its steps count as steps of the training.
         check_used: whether to look for parameters without gradients.
-        weighed, backwards: what the progress counted until the last step.
-        blocks, plain: what it counted when a step was last asked for.
+        weighed, backwards: the counts of the progress at the last step.
+        blocks, plain: its counts at the last call of ``step``.
         stepped: whether there was a step.
-        consumed: whether the gradients that there are went into a step.
-        in_scaler: whether the scaler is making the step.
+        consumed: whether a step has used the present gradients.
+        in_scaler: whether the scaler is calling the step.
     """
 
     ctx: Context
@@ -95,10 +95,10 @@ class Around:
 
 
 class Managed(torch.optim.Optimizer):
-    """The part of an optimizer that knows of micro-batches and ranks; torch's own class makes the step."""
+    """Mix-in that handles micro-batches and ranks; torch's class computes the step."""
 
     _around: Around
-    #: The norm of all gradients together before they were clipped, on the device; None without clipping.
+    #: Total norm of all gradients before clipping, on the device; None without clipping.
     grad_norm: Tensor | None = None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -114,7 +114,7 @@ class Managed(torch.optim.Optimizer):
         if progress.weighed == around.weighed and closure is None:
             if around.stepped:
                 _check_new(around)
-            around.ctx.metrics.start_step()  # What ctx.backward does otherwise.
+            around.ctx.metrics.start_step()  # ctx.backward does it otherwise.
             _check_plain_backward(around)
         if not around.stepped:
             _check_trains(self, around)
@@ -132,10 +132,10 @@ class Managed(torch.optim.Optimizer):
         advance()
         return result
 
-    step.hooked = True  # type: ignore[attr-defined] # Hooks run around the step of torch's class, once.
+    step.hooked = True  # type: ignore[attr-defined] # Hooks run once, around the step of torch's class.
 
     def _step(self, scaler: Scaler | None, closure: Callable[[], float] | None) -> float | None:
-        """Clip the gradients and step; with a scaler, unless they overflowed."""
+        """Clip the gradients and step; with a scaler, skip the step if they overflowed."""
         around = self._around
         if scaler is not None and around.sharded:
             scaler.unscale_on_all_ranks(self)
@@ -155,10 +155,10 @@ class Managed(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, unless they wait for the rest of an effective batch.
+        """Drop the gradients, unless they belong to an incomplete effective batch.
 
-        So it does not matter whether it is called before the backward pass or after the step. An effective batch that
-        is full and was not taken for a step, as after an error, is dropped.
+        So it may be called before the backward pass or after the step. A complete effective batch that no step has
+        used, for example after an error, is dropped.
         """
         around, progress = self._around, self._around.progress
         adds_up = progress.accumulation > 1 and (progress.open > 0 or not progress.is_boundary)
@@ -196,8 +196,8 @@ def _waits(around: Around) -> bool:
 
 
 def _check_new(around: Around) -> None:
-    """Check that there was a backward pass since the last step; not in a script that is alone."""
-    # Parameters without their model may be averaged by the script itself; a flat model knows by itself.
+    """Check that there was a backward pass since the last step; not in a world of one rank."""
+    # The script may average parameters itself if it gave no model; a flat model tracks this itself.
     counted = around.sharded or isinstance(around.model, Buckets)
     if counted and around.progress.backwards == around.backwards:
         raise RankError(
@@ -208,7 +208,7 @@ def _check_new(around: Around) -> None:
 
 
 def _check_plain_backward(around: Around) -> None:
-    """Check that ``loss.backward()``, without the context, was right."""
+    """Check that a plain ``loss.backward()`` was enough, instead of ``ctx.backward``."""
     progress, world_size = around.progress, around.ctx.world_size
     fix = "ctx.backward(loss), not loss.backward()"
     if around.scaler is not None:
@@ -226,7 +226,7 @@ def _check_plain_backward(around: Around) -> None:
 
 
 def _check_averaged(flat: Flat, closure: object) -> None:
-    """Check that the gradients are those of all ranks, and not this rank's own."""
+    """Check that the gradients were averaged over the ranks."""
     if not flat.averaged and closure is None:
         raise RankError(
             "optimizer.step() with gradients that were not averaged over the ranks",
@@ -237,9 +237,9 @@ def _check_averaged(flat: Flat, closure: object) -> None:
 
 
 def _check_used(around: Around, model: nn.Module) -> None:
-    """Check that all parameters got gradients: in the first step, since torch's own check comes one step later.
+    """Check that all parameters got gradients: in the first step, because torch checks only one step later.
 
-    Of a sharded model, which torch does not check, in each step.
+    A sharded model, which torch does not check, is checked in each step.
     """
     around.check_used = around.sharded
     missing = [name for name, parameter in trained(unwrap(model)).items() if parameter.grad is None]
@@ -248,14 +248,14 @@ def _check_used(around: Around, model: nn.Module) -> None:
 
 
 def mark(model: nn.Module) -> nn.Module:
-    """Note on the parameters of a data parallel model that ranks average their gradients."""
+    """Mark the parameters of a data-parallel model, whose gradients are averaged."""
     for parameter in model.parameters():
         setattr(parameter, _MARK, True)
     return model
 
 
 def _check_trains(optimizer: Managed, around: Around) -> None:
-    """Check that the backward pass reached the optimizer's parameters; warn if each rank trains a model of its own.
+    """Check that the backward pass reached the optimizer's parameters; warn if each rank trains its own model.
 
     Raises:
         RankError: there was a backward pass, and no parameter has a gradient.
@@ -278,10 +278,10 @@ def _check_trains(optimizer: Managed, around: Around) -> None:
 
 
 def _are_averaged(parameters: list[Tensor]) -> bool:
-    """Whether ctx.prepare() or torch averages the gradients, as far as objects show it."""
+    """Whether ctx.prepare() or a wrapper of torch averages the gradients, as far as can be detected."""
     if any(hasattr(parameter, _MARK) or hasattr(parameter, "full_tensor") for parameter in parameters):
         return True
-    # Parameters do not know the wrapper that the script has put around their model. Only a mistake needs this search.
+    # Parameters have no reference to the wrapper of their model. Only scripts with an error reach this search.
     kinds = {type(each) for each in gc.get_objects()}
     return any(
         issubclass(kind, DistributedDataParallel) or kind.__name__ == "FullyShardedDataParallel" for kind in kinds

@@ -1,4 +1,4 @@
-"""``ctx.optimizer()``: makes an optimizer of a class of torch's, or of an object that the script has made."""
+"""``ctx.optimizer()``: makes an optimizer of a torch class, or adopts one that the script has made."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def make_optimizer(
 
 
 def _check_options(cls: type[torch.optim.Optimizer], options: Iterable[str]) -> None:
-    """Check that all options are ours or the class's own, before the class refuses those that are ours misspelled."""
+    """Check that all options are ours or the class's; the class would reject a misspelled one without a hint."""
     known = inspect.signature(cls).parameters
     others = [word for word in options if word not in known]
     if others and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
@@ -104,7 +104,7 @@ def _check_options(cls: type[torch.optim.Optimizer], options: Iterable[str]) -> 
 
 
 def _adopt(optimizer: torch.optim.Optimizer, groups: list[Any], options: list[str]) -> Managed:
-    """Turn an optimizer that the script has made, with all it holds, into one that knows about ranks."""
+    """Turn an optimizer that the script has made into a managed one, with its state."""
     kind = type(optimizer).__name__
     held = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
     if isinstance(optimizer, Managed):
@@ -124,9 +124,9 @@ def _adopt(optimizer: torch.optim.Optimizer, groups: list[Any], options: list[st
 
 
 def _managed(cls: Any) -> type[Managed]:
-    """Make the class that is both ours and torch's; its name is that of torch's."""
+    """Return a class that combines ``Managed`` with torch's class, under the name of torch's."""
     if not getattr(cls.step, "hooked", False):
-        # What torch does when it makes the first object of a class: profiling, and hooks around the step.
+        # As torch does for the first object of a class: adds profiling and step hooks.
         cls.step = cls.profile_hook_step(cls.step)
         cls.step.hooked = True
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
@@ -134,13 +134,13 @@ def _managed(cls: Any) -> type[Managed]:
 
 
 def _make(cls: type[torch.optim.Optimizer], groups: list[Any], options: dict[str, Any]) -> Managed:
-    """Make the object, with the fused step if that is possible and the script did not decide otherwise."""
+    """Make the optimizer, fused if that is possible and the script did not decide otherwise."""
     managed: Callable[..., Managed] = _managed(cls)
     if _may_fuse(cls, groups, options):
         try:
             return managed(groups, **options, fused=True)
         except RuntimeError:
-            pass  # This class has no fused step for this device or type after all.
+            pass  # This class has no fused step for this device or dtype.
     return managed(groups, **options)
 
 
@@ -153,7 +153,7 @@ def _may_fuse(cls: type[torch.optim.Optimizer], groups: list[Any], options: dict
     devices = _get_fused_kernels_supported_devices()
     tensors = _tensors(groups)
     if any(hasattr(tensor, "full_tensor") for tensor in tensors) and not issubclass(cls, (Adam, AdamW)):
-        return False  # torch knows how to spread only their fused steps over ranks.
+        return False  # DTensor supports the fused steps of these classes only.
     return all(tensor.is_floating_point() and tensor.device.type in devices for tensor in tensors)
 
 
@@ -173,7 +173,7 @@ def _tensors(groups: list[Any]) -> list[Tensor]:
 def _scaled_lr(
     cls: type[torch.optim.Optimizer], groups: list[Any], options: dict[str, Any], rule: str, world_size: int
 ) -> dict[str, Any]:
-    """Return the options with the learning rate multiplied, and multiply those in the groups."""
+    """Return the options with a scaled learning rate; also scale those in the groups, in place."""
     factor = scale_factor("scale_lr", rule, world_size)
     for number, group in enumerate(groups):
         if isinstance(group, dict) and "lr" in group:

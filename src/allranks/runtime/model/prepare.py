@@ -1,4 +1,4 @@
-"""Makes the model of a script one that trains on all ranks, from the same weights."""
+"""Makes a script's model data parallel, with the same initial weights on all ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from allranks.runtime.context import Context
 
-#: Bytes of gradients up to which one message at the end is chosen on CPUs: measured up to half of it, with two ranks
-#: on two cores. Beyond, sending while the rest is computed is the safer choice.
+#: Bytes of gradients up to which "auto" chooses one message at the end on CPUs. Measured up to half of it, with two
+#: ranks on two cores; beyond, sending during the backward pass is safer.
 FLAT_LIMIT = 64 << 20
 
 
@@ -79,10 +79,10 @@ def prepare_model(
     if recomputed:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
-        # Keys of state_dict stay the same.
+        # This keeps the keys of state_dict.
         apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, recomputed))
     if compile:
-        # In place, so that keys stay the same: the whole model or, before it is sharded, its shards.
+        # In place, which keeps the keys: the complete model or, before sharding, its parts.
         parts = matching(module, sharded) if strategy == "fsdp" and sharded else [module]
         for part in parts:
             part.compile(mode=compile if isinstance(compile, str) else None)
@@ -102,7 +102,7 @@ def prepare_model(
 def _check(
     module: nn.Module, strategy: str, compress: str | None, named: dict[str, tuple[type[nn.Module], ...]]
 ) -> None:
-    """Raise if the model cannot be trained so."""
+    """Raise if the model cannot be trained with these options."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     if not isinstance(module, nn.Module):
@@ -141,7 +141,7 @@ def _check(
 
 
 def _check_same(ctx: Context, module: nn.Module) -> None:
-    """Check that all ranks made the same model, before a message of the wrong size is taken for another."""
+    """Check that all ranks built the same model; otherwise messages of different sizes would be mixed up."""
     facts = [
         f"{name} {tuple(tensor.shape)} {tensor.dtype} {'trained' if tensor.requires_grad else 'fixed'}"
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
@@ -160,7 +160,7 @@ def _check_same(ctx: Context, module: nn.Module) -> None:
 
 
 def choose(module: nn.Module, device: str, *, deterministic: bool) -> Literal["ddp", "flat"]:
-    """Choose flat where it is faster, or where its order of summing, which never changes, is needed."""
+    """Choose flat if it is faster, or if its fixed order of summation is needed."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in trained(module).values())
     sparse = any(getattr(part, "sparse", False) is True for part in module.modules())
     small = device == "cpu" and size <= FLAT_LIMIT

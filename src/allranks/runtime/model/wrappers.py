@@ -1,4 +1,4 @@
-"""torch's wrappers around a model, with the settings that are fast and right, and what all wrappers have in common."""
+"""torch's data-parallel wrappers with fast and correct settings, and helpers for all of them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-#: What the wrapper that checkpoints a module's activations puts into the names of its parameters.
+#: Prefix that activation checkpointing adds to parameter names.
 _WRAPPED = "_checkpoint_wrapped_module."
 
 
 class Buckets(DistributedDataParallel):
     """DistributedDataParallel that names the parameters that got no gradient, and counts backward passes.
 
-    torch sorts its buckets again after the first step, in the order in which gradients were ready, and so sums them in
-    another order; a run that was continued does that one step after its continuation, an undisturbed one after its
-    first step, and from three ranks on their bits differ. torch leaves the buckets alone if it looks for unused
-    parameters in each step (``Reducer::should_rebuild_buckets``), which is what ``deterministic`` does; torch warns
-    once that it found none.
+    torch rebuilds its buckets after the first step, in the order in which gradients were ready, and so changes the
+    order of summation. A resumed run does that one step after the resume, an uninterrupted one after its first step;
+    with three or more ranks the results then differ in their last bits. torch keeps the buckets if it searches for
+    unused parameters in each step (``Reducer::should_rebuild_buckets``), so ``deterministic`` turns that on; torch
+    warns once that it found none.
 
     Attributes:
         all_used: whether all parameters are expected to get gradients.
@@ -64,7 +64,7 @@ class Buckets(DistributedDataParallel):
             self.register_comm_hook(sent_as, lambda dtype, bucket: _narrowed(dtype, bucket))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model; raise if parameters got no gradient in the step before."""
+        """Run the model; raise if parameters got no gradient in the previous step."""
         if synced := self.require_backward_grad_sync and torch.is_grad_enabled():
             self._progress.clock.enter(COMPUTE)
         try:
@@ -77,7 +77,7 @@ class Buckets(DistributedDataParallel):
             missing = [names[int(number)] for number in found[1].split()] if found else ["(torch does not say which)"]
             raise unused(missing, distributed.get_rank()) from None
         if synced:
-            self._queued = False  # Left behind by a backward pass that failed.
+            self._queued = False  # A failed backward pass may have left it set.
             hook_outputs(output, self._on_backward)
         return output
 
@@ -88,13 +88,13 @@ class Buckets(DistributedDataParallel):
             Variable._execution_engine.queue_callback(self._count)
 
     def _count(self) -> None:
-        """Count a backward pass, unless its gradients were not the parameters' (torch.autograd.grad)."""
+        """Count a backward pass, unless it was torch.autograd.grad, which sets no gradients of parameters."""
         self._queued = False
         if any(parameter.grad is not None for parameter in self.module.parameters()):
             self._progress.backwards += 1
             self.must_average = False
             self._progress.clock.enter(EXCHANGE)
-            # After the callback in which torch waits for the averages.
+            # Runs after torch's callback, which waits for the averages.
             Variable._execution_engine.queue_callback(self._end_exchange)
 
     def _end_exchange(self) -> None:
@@ -107,7 +107,7 @@ class Buckets(DistributedDataParallel):
 
 
 def _narrowed(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a bucket in another type. torch's own hooks refuse bf16 over gloo, which can do it."""
+    """Average a bucket in another type. torch's own hooks reject bf16 over gloo, though gloo supports it."""
     buffer = bucket.buffer()
     sent = buffer.to(dtype).div_(distributed.get_world_size())
     work: distributed.Work = distributed.all_reduce(sent, async_op=True)
@@ -126,9 +126,9 @@ def shard_model(
     """Shard a model, equal on all ranks, in place with torch's ``fully_shard``, and return it.
 
     Each rank holds a part of the parameters, gradients and optimizer state. Modules of the
-    ``classes`` are gathered and freed one by one; what is left, with the root. Gradients are summed in fp32, whatever
-    the type for computing, or in ``sent_as``. The attribute ``all_used`` is set on the model:
-    whether all parameters are expected to get gradients.
+    ``classes`` are gathered and freed one by one; all other parameters with the root. Gradients are summed in
+    ``sent_as`` or, if that is None, in fp32. The model gets the attribute ``all_used``: whether all parameters are
+    expected to get gradients.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -142,7 +142,7 @@ def shard_model(
     progress, narrow = ctx.progress, DTYPES.get(ctx.precision)
 
     def count(module: nn.Module, _: object) -> None:
-        """Count steps by the forward passes, which wait for the other ranks already."""
+        """Count the forward passes, which already wait for the other ranks."""
         if module.training and torch.is_grad_enabled() and (progress.is_boundary or not progress.open):
             progress.backwards += 1
             progress.clock.enter(COMPUTE)
@@ -162,7 +162,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def unsent(module: nn.Module) -> list[tuple[Any, str]]:
-    """Return where gradients of a sharded model wait for further micro-batches: objects, and names of attributes."""
+    """Return the accumulated gradients of a sharded model, as pairs of an object and an attribute name."""
     found: list[tuple[Any, str]] = []
     try:
         for part in filter(is_sharded, module.modules()):
@@ -200,7 +200,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def copy_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors, in as few messages as possible, with what rank 0 has; all ranks call it."""
+    """Overwrite tensors with rank 0's values in few messages; collective."""
     from torch.distributed import _broadcast_coalesced, group  # type: ignore[attr-defined]
 
     everyone = group.WORLD
@@ -209,7 +209,7 @@ def copy_from_first(tensors: Iterable[Tensor]) -> None:
 
 
 def unused(names: Sequence[str], rank: int) -> RankError:
-    """Make the error for parameters that got no gradient."""
+    """Return the error for parameters that got no gradient."""
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     return RankError(
         f"{len(names)} parameter{'s' if len(names) > 1 else ''} of the model got no gradient on rank {rank}: {shown}",
@@ -220,7 +220,7 @@ def unused(names: Sequence[str], rank: int) -> RankError:
 
 
 def hook_outputs(output: Any, call: Callable[[Tensor], None]) -> None:
-    """Have a function called when the backward pass reaches what a model returned."""
+    """Call a function when the backward pass reaches the output of a model."""
     for tensor in _tensors_in(output):
         if tensor.requires_grad:
             tensor.register_hook(call)  # type: ignore[no-untyped-call]

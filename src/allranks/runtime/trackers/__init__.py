@@ -1,4 +1,4 @@
-"""Where rank 0 writes metrics: always into a file of JSON lines, and to the trackers that the user chose."""
+"""Writes metrics on rank 0: always to a file of JSON lines, and to the trackers that the user chose."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from allranks.runtime.trackers.packages import open_mlflow, open_tensorboard, op
 
 __all__ = ["JsonLines", "RunInfo", "Tracker", "TrackerGroup", "Value", "open_trackers"]
 
-#: How long the end of the training waits for a tracker to write what is left.
+#: Limit for a tracker to write pending values at the end, in seconds.
 CLOSE_SECONDS = 60.0
-#: What a node uses of its own: names in a metric, and in a sample.
+#: Usage of a node: name in a metric, and in a sample.
 _OF_NODE = (("cpu", "cpus"), ("memory", "memory"))
 _NAMED: dict[str, Callable[[RunInfo], Tracker]] = {
     "tensorboard": open_tensorboard,
@@ -32,7 +32,7 @@ _NAMED: dict[str, Callable[[RunInfo], Tracker]] = {
 
 
 class SystemMetrics:
-    """What the node of rank 0 uses, by the newest sample of its agent; none without an agent."""
+    """Resource usage of rank 0's node, from the newest sample of its agent; empty without an agent."""
 
     def __init__(self) -> None:
         steps = os.environ.get(contract.STEP_FILE)
@@ -40,7 +40,7 @@ class SystemMetrics:
         self._time = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return percentages by name; none if there is no newer sample than at the last call."""
+        """Return percentages by name; empty if there is no sample newer than at the last call."""
         try:
             sample = json.loads(self._path.read_bytes()) if self._path else {}
             if sample.get("time", 0.0) <= self._time:
@@ -60,10 +60,10 @@ def _percent(used: float, total: float) -> float:
 
 
 class Background:
-    """Calls a tracker, in order, from a thread of its own: neither a slow network nor an error stops the training.
+    """Calls a tracker in order from its own thread, so that a slow network or an error does not stop the training.
 
-    A tracker that raises is reported once and gets nothing more. :meth:`close` waits so many seconds. The thread also
-    reads the system metrics, if they are given: of a file server that does not answer the training sees nothing.
+    A tracker that raises is reported once and not called again. :meth:`close` waits at most ``seconds``. The thread
+    also reads the system metrics, so that a file server that does not answer does not block the training.
     """
 
     def __init__(self, tracker: Tracker, seconds: float = CLOSE_SECONDS, system: SystemMetrics | None = None) -> None:
@@ -75,11 +75,11 @@ class Background:
         self._failed = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        # Also after an error of the script, which closes nothing: what was logged until then is worth most.
+        # Also after an error in the script, which closes nothing: the values before a failure matter most.
         atexit.register(self.close)
 
     def write(self, step: int, values: dict[str, Value]) -> None:
-        """Have the values of a step written, with the system metrics if they are new."""
+        """Queue the values of a step, with the system metrics if they are new."""
         if not self._closed:
             self._hand_over(partial(self._write, step, values))
 
@@ -87,12 +87,12 @@ class Background:
         self._tracker.write(step, values | self._system.read() if self._system else values)
 
     def call(self, method: str, *values: object) -> None:
-        """Have the tracker called, if it has the method."""
+        """Queue a call of a method, if the tracker has it."""
         if not self._closed and (function := getattr(self._tracker, method, None)):
             self._hand_over(partial(function, *values))
 
     def close(self) -> None:
-        """Wait until all is written, but not for ever. Calling it again does nothing."""
+        """Wait, with a limit, until everything is written. Calling it again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -128,7 +128,7 @@ class Background:
 
 
 class TrackerGroup:
-    """All trackers of a job: the file at once, the others from a thread, so that no network stops the steps."""
+    """All trackers of a job: writes the file directly, and the others from threads, so that no network blocks steps."""
 
     def __init__(self, file: JsonLines, others: Iterable[Background]) -> None:
         self._file = file
@@ -146,24 +146,24 @@ class TrackerGroup:
             tracker.call("config", values)
 
     def resume(self, step: int) -> None:
-        """Continue after ``step``: drop what was written beyond it."""
+        """Continue after ``step``: drop later records."""
         self._file.resume(step)
         for tracker in self._others:
             tracker.call("resume", step)
 
     def flush(self) -> None:
-        """Write what waits into the file."""
+        """Write pending records to the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """Write what is left, with a limit in time for each."""
+        """Write pending values, with a time limit for each tracker."""
         self._file.close()
         for tracker in self._others:
             tracker.close()
 
 
 def open_trackers(chosen: Iterable[str | Tracker], run: RunInfo | None = None) -> TrackerGroup:
-    """Open the file, and the trackers that the user chose by name or made."""
+    """Open the file and the trackers that the user chose by name or passed as objects."""
     run = run or RunInfo.here()
     others = [
         Background(_open(each, run), system=SystemMetrics() if isinstance(each, str) else None) for each in chosen

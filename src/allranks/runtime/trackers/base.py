@@ -1,4 +1,4 @@
-"""What a tracker is, what it knows of the run, and the tracker that is always there: metrics as lines of JSON."""
+"""The tracker protocol, the information about a run, and the default tracker: metrics as lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from allranks.record.files import write_atomically
 from allranks.runtime import log
 
 Value = float | int
-#: How a run's id ends: the date and the time, and a number if need be.
+#: End of a run's id: date, time, and a number if needed.
 _STAMP = re.compile(r"-\d{4}-\d{4}(-\d+)?$")
-#: What is kept for a disk that is full now and may have space again later.
+#: Most bytes to keep while the disk is full.
 _MOST_UNWRITTEN = 1 << 20
-#: From one write to the next: a write takes longer than all that is logged in some quick steps.
+#: Least seconds between two writes: a write takes longer than the logging of several quick steps.
 _SECONDS = 1.0
 
 
@@ -43,12 +43,12 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run that is tracked, and where its files go.
+    """The tracked run, and the place of its files.
 
     Attributes:
-        name: of the job, for projects and experiments.
-        id: of the run; None for a script that was started by other means.
-        folder: of the run; None likewise: then files go where the script was started.
+        name: name of the job, for projects and experiments.
+        id: id of the run; None without ``allranks run``.
+        folder: directory of the run; None likewise: files then go to the working directory.
     """
 
     name: str
@@ -64,15 +64,15 @@ class RunInfo:
 
 
 class JsonLines:
-    """Appends a line to a file for each record, in one piece: at once, but not more often than once a second.
+    """Appends one line per record to a file, at most one write per second.
 
-    What has to wait comes with the next record, and with :meth:`flush`, :meth:`close` and the end of the process. A
-    process that is killed loses what it recorded within a second.
+    Records in between are written with the next one, and by :meth:`flush`, :meth:`close` and the end of the process. A
+    killed process loses the records of at most a second.
 
     A line is ``{"step": 50, "time": 1731000000.5, "loss": 0.25}``; a number that is not finite is null. A file
-    that an earlier start has left is moved aside, unless the training continues from a step of it
-    (:meth:`resume`). A disk that is full or gone is reported once; what could not be written comes later, if
-    there is space again. With ``announce`` it prints once where the file is.
+    of an earlier start is renamed, unless the training continues from one of its steps (:meth:`resume`). A full or
+    missing disk is reported once, and records are written once there is space again. With ``announce`` it prints the
+    file's path once.
     """
 
     def __init__(self, path: Path, *, announce: bool = False) -> None:
@@ -80,7 +80,7 @@ class JsonLines:
         self._announce = announce
         self._descriptor: int | None = None
         self._waiting: list[tuple[int, dict[str, Value], float]] = []
-        #: The time of the record that was written without having to wait.
+        #: Time of the last record that was written immediately.
         self._written = -math.inf
         self._unwritten = b""
         self._reported = False
@@ -89,20 +89,20 @@ class JsonLines:
     def write(self, step: int, values: dict[str, Value], when: float) -> None:
         """Append a record with its time, in seconds since 1970; ``values`` is read later and must not be changed."""
         self._waiting.append((step, values, when))
-        # A clock may be set back.
+        # The clock may have been set back.
         if not 0 <= when - self._written < _SECONDS:
             self._written = when
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write pending records."""
         waiting, self._waiting = self._waiting, []
         self._unwritten += b"".join(_line(*record) for record in waiting)
         if not self._unwritten:
             return
         try:
             descriptor = self._open()
-            # A write may stop in the middle of a line; the next one continues there.
+            # A write may stop mid-line; the next one continues there.
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(descriptor, self._unwritten) :]
             self._reported = False
@@ -111,7 +111,7 @@ class JsonLines:
             self._unwritten = self._unwritten[-_MOST_UNWRITTEN:]
 
     def resume(self, step: int) -> None:
-        """Drop the records after ``step``, which the training makes once more; and a last line that was cut off."""
+        """Drop the records after ``step``, which the training writes again, and an incomplete last line."""
         self._continues = True
         self.close()
         try:
@@ -127,7 +127,7 @@ class JsonLines:
             self._report(error.why or error.what)
 
     def close(self) -> None:
-        """Write what waits and close the file; a later record opens it again."""
+        """Write pending records and close the file; a later record opens it again."""
         self.flush()
         if self._descriptor is not None:
             atexit.unregister(self.close)
@@ -144,12 +144,12 @@ class JsonLines:
             self._announce = False
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o666)
-            # Also for a script that ends without closing anything.
+            # For scripts that exit without closing the context.
             atexit.register(self.close)
         return self._descriptor
 
     def _move_aside(self) -> None:
-        """Give a file of an earlier start another name, ``metrics.1.jsonl``."""
+        """Rename a file of an earlier start to ``metrics.1.jsonl``."""
         if not self._path.exists() or self._path.stat().st_size == 0:
             return
         number = 1

@@ -14,7 +14,7 @@ from typing import Any
 from allranks.errors import RankError
 from allranks.runtime.trackers.base import RunInfo, Tracker, Value
 
-#: Tag of a run of MLflow by which a later attempt finds it.
+#: Tag by which a later attempt finds its MLflow run.
 _TAG = "allranks.run"
 
 
@@ -27,7 +27,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, step: int, values: dict[str, Value]) -> None:
-        """Write a point of each curve, so that it can be seen at once."""
+        """Write a point of each curve, and flush."""
         for name, value in values.items():
             self._open().add_scalar(name, value, step)
         self._writer.flush()
@@ -38,7 +38,7 @@ class TensorBoard:
         self._open().add_text("config", f"```json\n{text}\n```")
 
     def resume(self, step: int) -> None:
-        """Let TensorBoard hide the points after ``step`` that an earlier start has written."""
+        """Make TensorBoard hide the points after ``step`` of an earlier start."""
         self.close()
         self._purge = step + 1
 
@@ -57,7 +57,7 @@ class TensorBoard:
 
 
 def open_tensorboard(run: RunInfo) -> Tracker:
-    """Write into ``tensorboard/`` of the run; without a run, into a directory of its own."""
+    """Write to ``tensorboard/`` in the run's directory; without a run, to a new directory."""
     _need("tensorboard")
     if run.folder is not None:
         return TensorBoard(run.folder / "tensorboard")
@@ -65,11 +65,11 @@ def open_tensorboard(run: RunInfo) -> Tracker:
 
 
 class WeightsAndBiases:
-    """Writes to a run of Weights & Biases, also offline: its own variables, such as WANDB_MODE, count."""
+    """Writes to a Weights & Biases run, which its own variables configure, such as WANDB_MODE=offline."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        # Its own counter of steps only goes up, and a training that continues from a checkpoint steps back.
+        # W&B's own step counter only increases, but a training that resumes from a checkpoint goes back.
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
 
@@ -87,7 +87,7 @@ class WeightsAndBiases:
 
 
 def open_wandb(run: RunInfo) -> Tracker:
-    """Start a run, or continue that of an earlier attempt. The project is named as the job."""
+    """Start a run, or resume that of an earlier attempt. The project has the name of the job."""
     _need("wandb")
     import wandb
 
@@ -103,7 +103,7 @@ def open_wandb(run: RunInfo) -> Tracker:
 
 
 class Mlflow:
-    """Writes to a run of MLflow: on the server of MLFLOW_TRACKING_URI, else in files of the run."""
+    """Writes to an MLflow run: on the server MLFLOW_TRACKING_URI, or to files in the run's directory."""
 
     def __init__(self, client: Any, run: str) -> None:
         self._client = client
@@ -128,7 +128,7 @@ class Mlflow:
 
 
 def open_mlflow(run: RunInfo) -> Tracker:
-    """Start a run in the experiment named as the job, or continue that of an earlier attempt."""
+    """Start a run in the experiment with the name of the job, or resume that of an earlier attempt."""
     _need("mlflow")
     from mlflow import MlflowClient
 
