@@ -1,1 +1,1 @@
-"""What nodes write of a run, and its readers. Copied to nodes: needs the standard library alone."""
+"""The files that nodes write for a run, and their readers. Copied to nodes: needs only the standard library."""

@@ -1,4 +1,4 @@
-"""What ``allranks estimate`` reads of the one step that a rank has made for it: a file of JSON."""
+"""The JSON file with the measurements of one step, for ``allranks estimate``."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 
 from allranks.record.files import write_atomically
 
-#: Bytes of gradients with which torch's DistributedDataParallel sends its first bucket, and all others.
+#: Bucket sizes of torch's DistributedDataParallel in bytes: of the first bucket, and of all others.
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
-#: What averages gradients on the CPUs of one machine, if their sum is not small: its name in a self-test.
+#: Name in a self-test of averaging gradients through shared memory.
 SHARED_MEMORY = "shared memory"
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """What one optimizer step of one rank used, in bytes, on a rank that holds all of the model.
+    """Usage of one optimizer step, in bytes, on a rank that holds the complete model.
 
     Attributes:
-        count: number of parameters, as many as have a number each.
-        parameters: those that train, and frozen ones.
+        count: number of parameter elements.
+        parameters: trained and frozen parameters.
         buffers: of the models.
         gradients: at the optimizer's step.
-        sent: gradients that ranks average, in the type in which they travel; all if the script prepares no model.
+        sent: gradients that ranks average, in the type in which they are sent; all if the script prepares no model.
         optimizers: names of the optimizers' classes.
         optimizer_state: after the step.
         activations: peak of all other tensors in forward and backward pass, the batch included; None if no module ran.
         temporaries: the same in the optimizer's step.
-        messages: of which ``sent`` consists: those of an all-reduce each, with data parallelism on GPUs.
+        messages: sizes of the all-reduces into which ``sent`` is divided, with data parallelism on GPUs.
         messages_of_cpus: the same on CPUs.
-        shared: gradients that ranks on the CPUs of one machine average through memory; 0 if they send messages.
+        shared: gradients that ranks on the CPUs of one machine average through shared memory; 0 if they send messages.
         units: parameters of each module of the classes in ``shard=``, which FSDP gathers one at a time.
-        root: parameters of all others, which it gathers together, once in a micro-batch.
+        root: all other parameters, which it gathers together, once in a micro-batch.
         checkpoint: tensors in the parts of ``ctx.checkpoints``; None if the script does not call it.
         strategy: the argument of ``ctx.prepare``; None if the script does not call it.
         precision: the argument of ``allranks.init``.
         recomputed: classes of modules whose activations are recomputed in the backward pass.
-        batch: samples of this rank in a micro-batch; None if the script has a loader of its own.
-        global_batch: samples of all ranks in a micro-batch if the script fixes these, and not those of a rank.
+        batch: samples of this rank in a micro-batch; None if the script has its own loader.
+        global_batch: samples of all ranks in a micro-batch if the script sets a global batch size, else None.
         accumulation: micro-batches in a step.
     """
 

@@ -1,4 +1,4 @@
-"""Events and checkpoints of a run: one line of JSON each, one writer per file: a shared filesystem needs no locks."""
+"""Events and checkpoints of a run as JSON lines. Each file has one writer, so a shared file system needs no locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allranks import contract
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: when (seconds since 1970), on which host, to which rank, and what."""
+    """An event: time (seconds since 1970), host, rank, kind and fields."""
 
     time: float
     host: str
@@ -26,9 +26,9 @@ class Event:
 
 
 class EventWriter:
-    """Appends events to a file. The only writer of that file.
+    """Appends events to a file, of which it must be the only writer.
 
-    A disk that is full or gone does not stop its process: what could not be written is written before the next event.
+    A full or missing disk is not an error: pending events are written before the next one.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -39,11 +39,11 @@ class EventWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one event. Raises nothing for a full disk."""
+        """Append one event. A full disk is not an error."""
         record = {"time": round(time.time(), 6), "host": self._host, "kind": kind, **fields}
         self._unwritten += json.dumps(record).encode() + b"\n"
         try:
-            # A write may stop in the middle of a line; the next one continues there.
+            # A write may stop mid-line; the next one continues there.
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
         except OSError:
@@ -51,7 +51,7 @@ class EventWriter:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a file of JSON lines, none if it is missing; a line that was cut off is skipped."""
+    """Yield the objects in a file of JSON lines, none if it is missing; skip incomplete lines."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -72,9 +72,9 @@ def read_events(path: Path) -> Iterator[Event]:
 
 @dataclass(frozen=True)
 class SaveRecord:
-    """A checkpoint, as rank 0 names its path, or the start of an attempt, without one.
+    """A checkpoint with the path on rank 0, or the start of an attempt, without a path.
 
-    ``leaving``: all ranks exited then, to be resumed from there. ``time``: in seconds since 1970, if it is recorded.
+    ``leaving``: whether all ranks exited then, to be resumed from it. ``time``: seconds since 1970, if recorded.
     """
 
     attempt: int
@@ -85,7 +85,7 @@ class SaveRecord:
 
 
 def read_saves(run: Path) -> list[SaveRecord]:
-    """Return the checkpoints of a run, oldest first; none if its script saves in its own way."""
+    """Return the checkpoints of a run, oldest first; empty if its script does not use ``ctx.checkpoints``."""
     found = []
     with suppress(OSError):
         for record in read_lines(run / contract.CHECKPOINTS_FILE):

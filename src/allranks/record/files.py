@@ -1,4 +1,4 @@
-"""Writes files of a run atomically, and the code that it carries for its nodes."""
+"""Writes files of a run atomically, and the archive of code for its nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allranks.errors import RunFolderError
 if TYPE_CHECKING:
     from zipfile import ZipFile
 
-#: In place of a source's time and size: the archive has no such time, and none of its sources changes (PEP 552).
+#: Header of an unchecked .pyc, without time and size: sources in the archive do not change (PEP 552).
 _UNCHECKED = b"\1\0\0\0" + bytes(8)
 
 
@@ -42,12 +42,12 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that nobody else can read, whatever the umask is."""
+    """Open a file that only this user can read, whatever the umask is."""
     return os.open(path, flags, 0o600)
 
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
-    """Write ``value`` as indented JSON, whole or not at all."""
+    """Write ``value`` as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n", mode)
 
 
@@ -76,12 +76,12 @@ def unwritable(path: Path, error: OSError) -> RunFolderError:
 def copy_node_code(
     target: Path | BinaryIO, others: Iterable[Path] = (), parts: Iterable[str] = contract.NODE_CODE
 ) -> None:
-    """Write the ``parts`` of this package that nodes need into one zip archive, which Python runs and imports from.
+    """Write the ``parts`` of this package that nodes need into a zip archive that Python runs and imports from.
 
-    Another version of Python than this one takes the sources that are in it. It is not compressed: to unpack modules
-    would take nodes longer than to read them. ``others`` are modules of other packages that go with it.
+    It holds sources as well, for other versions of Python. It is not compressed, because unpacking takes longer than
+    reading. ``others`` are modules of other packages to include.
     """
-    from zipfile import ZipFile  # Not for those who start nothing.
+    from zipfile import ZipFile  # Imported only by commands that start runs.
 
     package = contract.installation()
     with ZipFile(target, "w") as archive:
@@ -101,6 +101,6 @@ def _add(archive: ZipFile, source: Path, name: str) -> None:
     from zipfile import ZipInfo
 
     archive.writestr(ZipInfo(name), source.read_bytes())
-    if compile_file(source, quiet=2):  # Not in an installation that we may not write to: it works without, slower.
+    if compile_file(source, quiet=2):  # Fails in a read-only installation, which works without, slower.
         data = Path(cache_from_source(str(source))).read_bytes()
         archive.writestr(ZipInfo(f"{name}c"), data[:4] + _UNCHECKED + data[16:])

@@ -1,7 +1,7 @@
 """When bytes arrived in a node's logs: ``<unix time in ms> <rank> <o|e> <end offset>`` for each file that grew.
 
-Ranks write straight into their files, so that no rank waits for a reader and nothing is lost when launcher or agent
-die. Log files hold no times, so the agent notes their sizes about every 50 ms, and the launcher merges logs by that.
+Ranks write directly to their files, so that no rank waits for a reader and no output is lost when launcher or agent
+die. Log files hold no times, so the agent records their sizes about every 50 ms, and the launcher merges by these.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 from allranks import contract
 
-#: How an index names a stream, and the ending of its log file.
+#: Name of a stream in an index, and suffix of its log file.
 KINDS = {"o": "out", "e": "err"}
-#: How much of an index is read at once.
+#: Bytes of an index to read at once.
 _BLOCK = 1 << 18
 
 
 class LogIndexWriter:
-    """Notes when the logs of one node grow. The only writer of that node's index.
+    """Records the growth of one node's logs in its index, of which it must be the only writer.
 
-    A disk that is full or gone does not stop it: ``error`` holds the failure until a later tick succeeds, and
-    what could not be noted is noted then.
+    A full or missing disk does not stop it: ``error`` holds the failure until a later tick succeeds, which records the
+    missing growth.
     """
 
     def __init__(self, folder: Path, mode: int = 0o600, *, clock: Callable[[], float] = time.time) -> None:
@@ -35,23 +35,23 @@ class LogIndexWriter:
         self._folder = folder
         self._mode = mode
         self._clock = clock
-        self._files: dict[str, str] = {}  # Paths of logs, each with how the index names it,
-        self._noted: dict[str, int] = {}  # and the size that was noted last.
+        self._files: dict[str, str] = {}  # Path of a log -> its name in the index.
+        self._noted: dict[str, int] = {}  # Path of a log -> the size recorded last.
         self._descriptor: int | None = None
         self._is_torn = False
 
     def watch(self, ranks: Iterable[int]) -> None:
-        """Note the growth of these ranks' logs too, whether or not they exist yet."""
+        """Record the growth of these ranks' logs too, whether or not they exist yet."""
         for rank in sorted(ranks):
             for kind, stream in KINDS.items():
                 self._files[os.fspath(self._folder / contract.rank_log(rank, stream))] = f"{rank} {kind}"
 
     def tick(self) -> None:
-        """Note every file whose size changed since it was last noted. Raises nothing for a full disk."""
+        """Record every file whose size has changed. A full disk is not an error."""
         grown = {}
         for path in self._files:
             try:
-                # Half the cost of Path.stat, hundreds of times a second.
+                # Half the cost of Path.stat, and called hundreds of times per second.
                 size = os.stat(path).st_size  # noqa: PTH116
             except OSError:
                 continue
@@ -71,7 +71,7 @@ class LogIndexWriter:
         self._noted |= grown
 
     def close(self) -> None:
-        """Do a last tick and close the index. May be called twice."""
+        """Record once more and close the index. May be called twice."""
         self.tick()
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -84,7 +84,7 @@ class LogIndexWriter:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, self._mode)
             size = os.fstat(self._descriptor).st_size
             self._is_torn = bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"
-        # What a full disk cut off could read as another number: make it invalid for certain.
+        # A line that a full disk cut off may look complete: make it invalid.
         data = b"?\n" + data if self._is_torn else data
         written = os.write(self._descriptor, data)
         if written:
@@ -96,7 +96,7 @@ class LogIndexWriter:
 class Growth(NamedTuple):
     """A log file was seen to end at ``end`` bytes.
 
-    ``restarted`` means that it was longer before: it was cut short and is read from its beginning.
+    ``restarted``: it was longer before, so it was truncated and is read from the beginning.
     """
 
     time: int
@@ -108,7 +108,7 @@ class Growth(NamedTuple):
 
 
 class LogIndexReader:
-    """Reads the index of one node bit by bit while it grows."""
+    """Reads the index of one node incrementally."""
 
     def __init__(self, folder: Path, node: int) -> None:
         self._path = folder / contract.LOG_INDEX
@@ -118,11 +118,11 @@ class LogIndexReader:
         self._ends: dict[tuple[int, str], int] = {}
 
     def read(self) -> Iterator[Growth]:
-        """Yield what was noted since the last call; lines that are corrupt or cut off are skipped."""
+        """Yield new entries; skip corrupt and incomplete lines."""
         while True:
             block = self._read_block()
             end = block.rfind(b"\n") + 1
-            # An endless line is corrupt; step over it, else nothing after it is ever seen.
+            # A line longer than a block is corrupt: skip it, or the reader would never get past it.
             self._offset += end if end or len(block) < _BLOCK else len(block)
             batch: list[Growth] = []
             for line in block[:end].splitlines():
@@ -130,7 +130,7 @@ class LogIndexReader:
                 if growth is None:
                     continue
                 if growth.restarted:
-                    # What was noted before is no longer in the file: reading it would give other bytes.
+                    # The file was truncated: earlier entries refer to bytes that are gone.
                     batch = [old for old in batch if (old.rank, old.kind) != (growth.rank, growth.kind)]
                 batch.append(growth)
             yield from batch
@@ -153,7 +153,7 @@ class LogIndexReader:
             return None
         if kind not in KINDS or size < 0:
             return None
-        # A clock that was set back must not turn the order of a node's lines around.
+        # A clock that was set back must not reverse the order of a node's lines.
         self._time = max(self._time, now)
         restarted = size < self._ends.get(key, 0)
         self._ends[key] = size

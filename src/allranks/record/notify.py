@@ -1,10 +1,10 @@
-"""Notifications of a run: who starts to send them.
+"""Starts the processes that send notifications of a run.
 
-On a scheduler that is the run's supervisor, on its first node; elsewhere the agent of the first node, or the command
-that started the run if that agent could not record an end. Restarts within an attempt are always the agent's to report.
+On a scheduler the supervisor on the first node notifies; elsewhere the agent of the first node, or the launcher if that
+agent could not record an end. Restarts within an attempt are always reported by the agent.
 
-Each is sent by a process of its own, ``python <run>/code --notify ATTEMPT`` with the event on stdin: see
-:mod:`allranks.diagnosis.notify`. Ranks do not wait for it, and only the end of a run does, for a limited time.
+Each notification is sent by a separate process, ``python <run>/code --notify ATTEMPT`` with the event on stdin: see
+:mod:`allranks.diagnosis.notify`. Ranks do not wait for it; only the end of a run does, for a limited time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any
 
 from allranks import contract
 
-#: How long a process may take that sends: it limits itself, to some seconds less.
+#: Time limit of a sending process, by event; it limits itself to some seconds less.
 _SECONDS = {"failure": 65.0}
 _OTHERS = 25.0
 
 
 class Notifier:
-    """Notifies of the events of one attempt of the run in a directory, if anybody wants that.
+    """Sends notifications for one attempt of a run, if they are configured.
 
     Args:
-        run: the directory.
-        attempt: its number.
-        environ: with the URL of the webhook; None: the environment of this process.
-        workdir: where the command is run; None: the working directory of this process.
-        umask: of the command, which is the user's; -1: that of this process.
-        facts: what all events hold in addition.
+        run: directory of the run.
+        attempt: number of the attempt.
+        environ: environment with the URL of the webhook; None: that of this process.
+        workdir: working directory of the command; None: that of this process.
+        umask: the user's umask, for the command; -1: that of this process.
+        facts: fields to add to all events.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Notifier:
         self._facts: dict[str, Any] = {"run": run.name, "attempt": attempt + 1, **where, **facts}
         if run.name.startswith(contract.TASK):
             self._facts["run"] = f"{run.parent.name}/{run.name}"
-        # Without the mark of the run's processes: whatever ends these does not wait for a notification, nor kills it.
+        # Without the mark of the run's processes, so that ending those neither waits for a notification nor kills it.
         self._environ = {**(os.environ if environ is None else environ)}
         self._environ.pop(contract.RUN_DIR, None)
         self._workdir, self._umask = workdir, umask
@@ -71,10 +71,10 @@ class Notifier:
             self._problems.append(("run", f"{contract.NOTIFY_FILE}: {error}"))
 
     def send(self, event: str, **facts: Any) -> None:
-        """Start to notify of an event, if that is wanted. A failed run has ended too."""
+        """Start to notify of an event, if that is configured. A failure also counts as an end."""
         if event not in self._wanted and not (event == "failure" and "end" in self._wanted):
             return
-        self._wait(only_ended="restart" in facts)  # What happened before comes before, but ranks do not wait for it.
+        self._wait(only_ended="restart" in facts)  # Keep the order of events, but do not let ranks wait.
         now = time.time()
         message = {"event": event, **self._facts, "time": now, "seconds": round(now - self._began, 3), **facts}
         try:
@@ -97,7 +97,7 @@ class Notifier:
         self._sending.append((event, time.monotonic() + _SECONDS.get(event, _OTHERS), process))
 
     def finish(self, most: float = math.inf) -> list[tuple[str, str]]:
-        """Wait until all is sent, for so many seconds; return the events that could not be sent, and why."""
+        """Wait at most ``most`` seconds until all are sent; return the events that could not be sent, and why."""
         self._wait(most=most)
         problems, self._problems = self._problems, []
         return problems
@@ -114,7 +114,7 @@ class Notifier:
                     found = [f"its process exited with code {process.returncode}"]
             except subprocess.TimeoutExpired:
                 if time.monotonic() < deadline:
-                    self._sending.append((event, deadline, process))  # It goes on.
+                    self._sending.append((event, deadline, process))  # Still running.
                     continue
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -123,6 +123,6 @@ class Notifier:
             self._problems += [(event, problem) for problem in found]
 
     def report(self, most: float = math.inf) -> None:
-        """Wait until all is sent, for so many seconds, and write what could not be sent to stderr."""
+        """Wait at most ``most`` seconds until all are sent, and write failures to stderr."""
         for event, problem in self.finish(most):
             print(f"allranks: notification of the {event} failed: {problem}", file=sys.stderr, flush=True)

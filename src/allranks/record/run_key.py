@@ -1,6 +1,7 @@
-"""The key of a run: its agents prove it to each other, and its ranks sign with it what they hand to each other.
+"""The secret key of a run: its agents authenticate with it, and its ranks sign values that they exchange.
 
-It is a file of mode 600 in the run's directory, and is in no plan, script, record, log, environment or command line.
+It is stored only in a file of mode 600 in the run's directory: not in a plan, script, record, log, environment or
+command line.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def new() -> bytes:
 
 
 def written(key: bytes) -> str:
-    """Return a key as its file holds it."""
+    """Return a key in the format of its file."""
     return f"{key.hex()}\n"
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of ``allranks test`` report: lines of JSON on stdout, among other output."""
+"""Reports of the ranks of ``allranks test``: lines of JSON on stdout, among other output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SelfTestReport:
 
 @dataclass(frozen=True)
 class RankInfo(SelfTestReport):
-    """A rank's place and device, its first report; ``gpu`` is None if it computes on the CPU."""
+    """A rank's first report: its place and device; ``gpu`` is None if it computes on the CPU."""
 
     world_size: int
     host: str
@@ -41,13 +41,13 @@ class OperationStarted(SelfTestReport):
 
 @dataclass(frozen=True)
 class Collective(SelfTestReport):
-    """A collective operation whose result was compared with the right one.
+    """A collective operation whose result was checked.
 
     Attributes:
-        name: of the operation, with the type of its numbers where there is more than one.
-        wrong: what is wrong about the result; empty if it is right.
-        seconds: median time of one; None if it was skipped.
-        why_not: why it was skipped; empty if it was not.
+        name: name of the operation, with the dtype if it is tested with several.
+        wrong: the error in the result; empty if it is correct.
+        seconds: median time of one operation; None if it was skipped.
+        why_not: why it was skipped; empty if it was run.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Collective(SelfTestReport):
 
 @dataclass(frozen=True)
 class Bandwidth(SelfTestReport):
-    """An all-reduce of ``size`` bytes: ``seconds`` that one took on the slowest rank, and what is wrong about it."""
+    """An all-reduce of ``size`` bytes: its ``seconds`` on the slowest rank, and the error in its result, if any."""
 
     size: int
     seconds: float
@@ -67,11 +67,11 @@ class Bandwidth(SelfTestReport):
 
 @dataclass(frozen=True)
 class TrainingMessage(SelfTestReport):
-    """What a step of a training does with ``size`` bytes, and the ``seconds`` that it took on this rank.
+    """A communication pattern of a training step with ``size`` bytes, and its ``seconds`` on this rank.
 
     Attributes:
-        name: ``all_gather`` or ``reduce_scatter``, of so many bytes of all ranks together; or ``shared memory``:
-            gradients averaged as :class:`allranks.runtime.model.allreduce.SharedMessage` does.
+       name: ``all_gather`` or ``reduce_scatter``, with ``size`` bytes over all ranks; or ``shared memory``: gradients
+           averaged by :class:`allranks.runtime.model.allreduce.SharedMessage`.
     """
 
     name: str
@@ -81,7 +81,7 @@ class TrainingMessage(SelfTestReport):
 
 @dataclass(frozen=True)
 class Link(SelfTestReport):
-    """``size`` bytes that this rank has sent to ``target``, and the least ``seconds`` until it knew that they came."""
+    """A transfer of ``size`` bytes from this rank to ``target``, and the least ``seconds`` until it was acknowledged."""
 
     target: int
     size: int
@@ -90,14 +90,14 @@ class Link(SelfTestReport):
 
 @dataclass(frozen=True)
 class TrainingResult(SelfTestReport):
-    """A model that all ranks have trained.
+    """Result of a training on all ranks.
 
     Attributes:
-        strategy: how it was made data parallel.
-        losses: of each step, over the batch of all ranks.
-        alone: the same, as this rank computed them by itself.
-        weights: what the weights came to in the end, as a hash of their bits.
-        steps_per_second: steps in a second, all ranks together making one.
+       strategy: strategy of data parallelism.
+       losses: loss of each step, over the batch of all ranks.
+       alone: the same, as computed by this rank without the others.
+       weights: hash of the bits of the final weights.
+       steps_per_second: training steps per second.
     """
 
     strategy: str
@@ -109,29 +109,29 @@ class TrainingResult(SelfTestReport):
 
 @dataclass(frozen=True)
 class GpuResult(SelfTestReport):
-    """What :func:`allranks.selftest.gpu_compute.measure` returned on a rank's GPU."""
+    """Result of :func:`allranks.selftest.gpu_compute.measure` on a rank's GPU."""
 
     found: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SearchResult(SelfTestReport):
-    """What the search for a node or a link at fault has found; a node is its rank there.
+    """Result of the search for a faulty node or link; nodes are given by their rank in the search.
 
     Attributes:
         is_bad: whether anything was slow or failed.
-        culprits: what could be pinned down, each with ``nodes`` (one, or the two ends of a link), the ``seconds`` that
-            ``size`` bytes took (None: they did not get through) and the ``error``.
-        more: how many further nodes do badly, but were paired with too few others to say that they are at fault.
-        seconds: what all nodes together took; None if they failed, or nothing was measured.
-        usual: what the fastest took; None likewise.
-        size: bytes; 0 if nothing was measured.
-        least: bytes a second that good nodes send at least; 0 if unknown.
-        backend: of the transfers; with nccl from the first GPU of each node.
+        culprits: faulty nodes and links, each with ``nodes`` (one, or the two ends of a link), the ``seconds`` for
+           ``size`` bytes (None: the transfer failed) and the ``error``.
+        more: number of further slow or failing nodes that were paired with too few others to be sure.
+        seconds: time of all nodes together; None if they failed, or nothing was measured.
+        usual: time of the fastest group; None likewise.
+        size: bytes sent; 0 if nothing was measured.
+        least: least bytes per second of good nodes; 0 if unknown.
+        backend: backend of the transfers; with nccl from the first GPU of each node.
         error: the error of all nodes together.
-        rounds: how many rounds of measurements it took.
-        silent: nodes that did not come, or did not answer any more.
-        hosts: hostname of each node; empty for one that did not come.
+        rounds: number of rounds of measurements.
+        silent: nodes that did not connect, or stopped answering.
+        hosts: hostname of each node; empty for one that did not connect.
     """
 
     is_bad: bool = False
@@ -173,7 +173,7 @@ def _reports_in(log: Path) -> list[SelfTestReport]:
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         _, mark, rest = line.partition(_MARK)
         name, _, text = rest.partition(" ")
-        if mark and name in _KINDS and line.endswith("}\n"):  # The last line of a rank that died may be cut.
+        if mark and name in _KINDS and line.endswith("}\n"):  # A dead rank's last line may be incomplete.
             values = json.loads(text)
             for key, value in values.items():
                 values[key] = tuple(value) if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from allranks import contract
 
 @dataclass(frozen=True)
 class _JsonFile:
-    """A dataclass that is a file of JSON in the run's directory."""
+    """A dataclass that is stored as a JSON file in the run's directory."""
 
     def to_json(self) -> str:
         """Return it as indented JSON."""
@@ -20,7 +20,7 @@ class _JsonFile:
 
     @classmethod
     def from_json(cls: type[_File], text: str) -> _File:
-        """Read what :meth:`to_json` wrote, in another version too: a run may be resumed with a later one."""
+        """Read the result of :meth:`to_json`, also of another version: a run may be resumed with a later one."""
         names = {field.name for field in fields(cls)}
         raw = {name: value for name, value in json.loads(text).items() if name in names}
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
@@ -31,7 +31,7 @@ _File = TypeVar("_File", bound=_JsonFile)
 
 @dataclass(frozen=True)
 class NodeSpec(_JsonFile):
-    """The configuration of one node's agent. It holds no value of any variable."""
+    """The configuration of one node's agent. It holds no values of environment variables."""
 
     run_id: str
     run_dir: str
@@ -50,27 +50,27 @@ class NodeSpec(_JsonFile):
     restart_delay: float
     stop_timeout: float
     master_addr: str
-    #: None: a free one.
+    #: None chooses a free port.
     master_port: int | None
     #: Permission bits of the files that the agent creates.
     file_mode: int
     #: With fewer nodes than this the job cannot continue.
     min_nodes: int = 1
-    #: How many of the nodes wait to take the place of one that is lost: the last ones, at first.
+    #: Number of nodes that wait to replace a lost one: initially the last nodes.
     spares: int = 0
-    #: Seconds without a sign of progress after which the ranks count as hung; None: by their usual step; 0: never.
+    #: Seconds without progress after which the ranks count as hung; None: derived from their usual step; 0: never.
     hang_timeout: float | None = None
-    #: What follows: None: a report, and the end if the time limit is near and no terminal follows the run.
+    #: What follows a hang. None: report it, and end the run if the time limit is near and no terminal follows it.
     on_hang: Literal["report", "restart", "end"] | None = None
 
     def command(self, python: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that a rank runs, by the command line of its interpreter."""
+        """Return a rank's command; ``python`` is the command line of its interpreter."""
         starter = {"script": python, "module": (*python, "-m"), "binary": ()}[self.kind]
         return (*starter, self.target, *self.args)
 
     @property
     def places(self) -> int:
-        """How many nodes take part, at most."""
+        """Most nodes that take part, without spares."""
         return self.nnodes - self.spares
 
     @property
@@ -88,11 +88,11 @@ class NodeSpec(_JsonFile):
 class BatchSpec(_JsonFile):
     """The configuration of a batch job's supervisor."""
 
-    #: The module that knows the scheduler from inside a job: see :class:`allranks.agent.batch_job.BatchJob`.
+    #: The scheduler's module for code inside a job: see :class:`allranks.agent.batch_job.BatchJob`.
     module: str
-    #: The script that is submitted for another attempt.
+    #: The script to submit for another attempt.
     script: str
-    #: How a task is started on a node, where there is a choice, and the user's own options for that.
+    #: The program that starts a task on a node, if there is a choice, and the user's options for it.
     start_with: str | None
     options: tuple[str, ...]
     #: Whether each task is a rank; else each is a node's agent.
@@ -101,12 +101,12 @@ class BatchSpec(_JsonFile):
     #: Whether the job was started inside an allocation.
     is_inside: bool
     master_addr: str | None
-    #: How often the run may be started in all; None: no attempt follows by itself.
+    #: Most attempts of the run; None: no automatic attempts.
     max_attempts: int | None
-    #: The time limit that was requested, and how long before it ranks are warned (0: they are not), in seconds.
+    #: Requested time limit, and how long before it ranks are warned (0: no warning), in seconds.
     time: int | None
     warn_before: int
-    #: Whether the run's file of secrets goes when no other attempt follows.
+    #: Whether to remove the run's file of secrets after the last attempt.
     removes_secrets: bool
-    #: After which ends another attempt follows.
+    #: The kinds of end after which another attempt follows.
     retry_on: tuple[str, ...] = (contract.NODE, contract.PREEMPTION)

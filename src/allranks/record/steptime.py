@@ -1,7 +1,7 @@
-"""Where the time of a rank's steps went: a file for each rank, which holds windows of some steps each.
+"""Step times of a rank: one file per rank, with windows of several steps each.
 
-The file is 8 bytes that name its form, and behind them a record for each window, in order of time. It is written in
-place: a reader that comes in between skips what is not in order.
+The file is an 8-byte magic number, then one record per window, in order of time. It is written in place: a concurrent
+reader skips records that are out of order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
-#: What a step's time goes into, in the order of the file: waiting for a batch; forward and backward pass; waiting for
-#: other ranks, and exchanging gradients with them; the optimizer; checkpoints; and all else.
+#: The phases of a step, in the order of the file: waiting for a batch; forward and backward pass; waiting for other
+#: ranks and exchanging gradients; the optimizer; checkpoints; everything else.
 PHASES: Final = ("data", "compute", "exchange", "optimizer", "checkpoint", "other")
-#: A file has so many windows at most. When it is full, all but the newest are joined to fewer that are longer.
+#: Most windows in a file, and of these the newest. When it is full, all but the newest are joined to longer ones.
 MOST, NEWEST = 512, 64
 HEAD: Final = b"steps 2\n"
 _RECORD = struct.Struct(f"<dqIH{len(PHASES)}f4If")
@@ -23,13 +23,13 @@ RECORD_BYTES: Final = _RECORD.size
 
 
 class Place(NamedTuple):
-    """How far a training is in its epochs, in batches of a rank; all 0 if that is not known.
+    """Position in the epochs, in batches of a rank; all 0 if unknown.
 
     Attributes:
-        epoch: the current one, from 1.
-        epochs: how many the whole training has; 0 if the script has not given that.
-        left: batches that follow in the current epoch.
-        length: batches of a whole epoch.
+       epoch: number of the current epoch, from 1.
+       epochs: epochs of the complete training; 0 if unknown.
+       left: batches left in the current epoch.
+       length: batches of an epoch.
     """
 
     epoch: int = 0
@@ -39,16 +39,16 @@ class Place(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Steps of one rank that followed each other.
+    """Consecutive steps of one rank.
 
     Attributes:
-        start: of the first step, in seconds since 1970.
-        first: how many steps the training had made before.
-        steps: how many there are.
-        restart: how often the ranks had been restarted in this attempt.
-        spent: seconds in each of :data:`PHASES`; together they are all the time of these steps.
-        place: where the training was after them.
-        queued: seconds of them for which the rank's main thread could run and got no CPU.
+       start: start of the first step, in seconds since 1970.
+       first: number of training steps before it.
+       steps: number of steps.
+       restart: number of restarts of the ranks before, in this attempt.
+       spent: seconds in each of :data:`PHASES`; their sum is the total time.
+       place: position of the training after the last step.
+       queued: seconds in which the rank's main thread waited for a CPU.
     """
 
     start: float
@@ -61,7 +61,7 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the steps took together."""
+        """Total time of the steps."""
         return sum(self.spent)
 
     def to_bytes(self) -> bytes:
@@ -69,14 +69,14 @@ class Window(NamedTuple):
         return _RECORD.pack(self.start, self.first, self.steps, self.restart, *self.spent, *self.place, self.queued)
 
     def joined(self, following: Window) -> Window:
-        """Return one window for this and the one after it."""
+        """Return this window joined with the following one."""
         spent = tuple(one + other for one, other in zip(self.spent, following.spent, strict=True))
         queued = self.queued + following.queued
         return self._replace(steps=self.steps + following.steps, spent=spent, place=following.place, queued=queued)
 
 
 def read_windows(path: Path, newest: int | None = None) -> list[Window]:
-    """Return the windows of a file, the oldest first, or so many of the newest; none if it is of another version."""
+    """Return the windows of a file, or its ``newest`` ones, oldest first; empty if it is of another version."""
     try:
         with path.open("rb") as stream:
             is_ours = stream.read(len(HEAD)) == HEAD
@@ -88,7 +88,7 @@ def read_windows(path: Path, newest: int | None = None) -> list[Window]:
         return []
     found = list[Window]()
     if is_ours:
-        end = len(data) - len(data) % RECORD_BYTES  # The last record may be on its way.
+        end = len(data) - len(data) % RECORD_BYTES  # The last record may be incomplete.
         last = -math.inf
         for record in _RECORD.iter_unpack(data[:end]):
             start, _, steps, restart = record[:4]

@@ -1,7 +1,7 @@
-"""What a node used over the time of an attempt: a file for each node, which holds means of some samples each.
+"""Resource usage of a node over an attempt: one file per node, with means over several samples each.
 
-It is 8 bytes that name its form, and behind them records of equal length in order of time. When there are too many,
-each two are joined, and later ones are of twice the time: the file stays small, however long the attempt is.
+It is an 8-byte magic number, then records of equal length in order of time. When there are too many, pairs are joined,
+and later records cover twice the time: so the size of the file is bounded.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-#: Busy CPUs, bytes of memory, use of the GPUs as parts of 1, bytes of their memory, bytes a second. NaN: not known.
+#: Busy CPUs, bytes of memory, GPU use from 0 to 1, bytes of GPU memory, bytes per second. NaN: unknown.
 MEASURES: Final = ("cpus", "memory", "gpu", "gpu_memory", "net_in", "net_out", "disk_read", "disk_write")
 MOST: Final = 512
 _HEAD: Final = b"usage 1\n"
 _RECORD = struct.Struct(f"<d{len(MEASURES)}f")
 
-#: When it was, in seconds since 1970, and the :data:`MEASURES`.
+#: Time in seconds since 1970, and the :data:`MEASURES`.
 Row = tuple[float, ...]
 
 
 class History:
-    """Writes the file of a node, of which it is the only writer."""
+    """Writes the file of a node, of which it must be the only writer."""
 
     def __init__(self, path: Path, mode: int) -> None:
         self._path, self._mode, self._each = path, mode, 1
-        self._rows = read_history(path)  # Of an agent before this one.
+        self._rows = read_history(path)  # From an earlier agent.
         self._open: list[Row] = []
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample as :class:`allranks.agent.heartbeat.Usage` takes it.
+        """Add a sample of :class:`allranks.agent.heartbeat.Usage`.
 
         Raises:
             OSError: the file cannot be written.
@@ -60,9 +60,9 @@ class History:
 
 
 def read_history(path: Path) -> list[Row]:
-    """Return the records of a file, the oldest first; none if it is missing, or of another version.
+    """Return the records of a file, oldest first; empty if it is missing, or of another version.
 
-    What is out of order, as in a file that was cut, is left out.
+    Records out of order, as in a truncated file, are left out.
     """
     try:
         data = path.read_bytes()
@@ -87,7 +87,7 @@ def _value(sample: Mapping[str, Any], name: str) -> float:
 
 
 def _joined(rows: Sequence[Row]) -> Row:
-    """Return the means of what is known."""
+    """Return the means of the known values."""
     return tuple(_mean(column) for column in zip(*rows, strict=True))
 
 

@@ -1,1 +1,1 @@
-"""What the launcher knows of a run: its record on disk, its status, what its agents have reported."""
+"""The launcher's view of a run: its record on disk, its status, and the reports of its agents."""

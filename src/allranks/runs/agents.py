@@ -1,4 +1,4 @@
-"""What the agents of a run have reported: its status, and news of it."""
+"""Reads the reports of a run's agents: status and events."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from allranks.runs.attempt import decision_after, exit_of
 from allranks.runs.record import Run, newest_attempt
 from allranks.runs.status import State, Status
 
-#: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
+#: Agents write a heartbeat every 5 s. Seen from another machine, one that is older than this counts as dead.
 HEARTBEAT_IS_OLD = contract.scaled_wait(30.0)
 _MOST_NAMED = 4
 _STARTING = "starting ranks"
 
 
 def fold(events: Iterable[Event]) -> Status:
-    """Return the status that a node's events come to; PENDING if there are none yet."""
+    """Return the status that follows from a node's events; PENDING if there are none yet."""
     status = Status(State.PENDING, "starting")
     for event in events:
         fields = event.fields
@@ -56,7 +56,7 @@ def reported_by(folder: Path) -> Status:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node's agent has reported: its status, the nodes that it lost, and whether it ended because of that."""
+    """Report of a node's agent: its status, the nodes that it lost, and whether it ended because of that."""
 
     status: Status
     lost: frozenset[int]
@@ -93,9 +93,9 @@ def combined(reported: Collection[Status]) -> Status:
 
 
 def end_of(reported: Mapping[Path, NodeReport]) -> Status:
-    """Return how an attempt ended by its nodes' reports, without those of nodes that the others have lost.
+    """Return the final status of an attempt from its nodes' reports, without those of lost nodes.
 
-    A node that was cancelled counts before nodes that were cut off and only know that they lost each other.
+    A cancelled node takes precedence over nodes that were cut off and only report that they lost each other.
     """
     cancelled = [each.status for each in reported.values() if each.status.state is State.CANCELLED]
     others = (each for each in reported.values() if each.status.state not in (State.CANCELLED, State.SUCCEEDED))
@@ -107,7 +107,7 @@ def end_of(reported: Mapping[Path, NodeReport]) -> Status:
 
 
 def lost_folders(reported: Mapping[Path, NodeReport]) -> set[Path]:
-    """Return the directories of the nodes that others of an attempt say were lost."""
+    """Return the directories of nodes that other nodes report as lost."""
     return {folder.with_name(f"node-{node:03}") for folder, each in reported.items() for node in each.lost}
 
 
@@ -117,7 +117,7 @@ def has_one_failed(reported: Mapping[Path, NodeReport]) -> bool:
 
 
 def began(run: Run) -> float | None:
-    """Return when a run's first attempt started, in seconds since 1970; None if it is not recorded."""
+    """Return when a run's first attempt started, in seconds since 1970; None if not recorded."""
     first = run.folder / contract.attempt_dir(0)
     with contextlib.suppress(OSError):
         return reported_by_all(first).started or (first / contract.JOB).stat().st_mtime
@@ -125,10 +125,10 @@ def began(run: Run) -> float | None:
 
 
 def size(attempt: Path) -> tuple[int, int] | None:
-    """Return how many ranks on how many nodes were started last in an attempt; None if none were.
+    """Return the numbers of ranks and nodes of an attempt's last generation; None if no ranks were started.
 
-    With an elastic number of nodes it may differ from the plan. The first node that is here has recorded it: node 0,
-    which is part of every generation, or the one node of a job whose nodes were started by hand.
+    With an elastic number of nodes they may differ from the plan. They are read from the first node recorded here:
+    node 0, which is part of every generation, or the only local node of a job whose nodes were started by hand.
     """
     for folder in sorted(attempt.glob("node-*")):
         started = _last(folder, contract.RANKS_STARTED)
@@ -138,14 +138,14 @@ def size(attempt: Path) -> tuple[int, int] | None:
 
 
 def local_ranks(attempt: Path, node: int, key: str = "local_rank") -> dict[int, int]:
-    """Return the ranks of a node by local rank, or by ``pid``, as they were started last; none without an agent."""
+    """Return the ranks of a node's last generation by local rank, or by ``pid``; empty without an agent."""
     started = _last(attempt / f"node-{node:03d}", contract.RANKS_STARTED)
     found = started.fields.get("ranks", ()) if started else ()
     return {int(each[key]): int(each["rank"]) for each in found if key in each}
 
 
 def failed_task(attempts: Iterable[Path]) -> str | None:
-    """Return the first task of a job array, by their newest attempts, that failed, and why; None if none did."""
+    """Return a message on the first failed task of a job array, by the tasks' newest attempts; None if none failed."""
     for attempt in attempts:
         reported, name = reported_by_all(attempt), task_name(attempt)
         if reported.state is State.FAILED and reported.reason:
@@ -156,12 +156,12 @@ def failed_task(attempts: Iterable[Path]) -> str | None:
 
 
 def task_name(attempt: Path) -> str:
-    """Name the task of a job array that an attempt is of, for people: ``task 3``."""
+    """Return the name of an attempt's task in a job array for messages: ``task 3``."""
     return attempt.parents[1].name.replace("-", " ")
 
 
 def agent_pid(folder: Path) -> int:
-    """Return the process id that a node's agent reported; 0 if it has not."""
+    """Return the process id that a node's agent reported; 0 if there is none."""
     started = _last(folder, contract.AGENT_STARTED)
     return int(started.fields.get("pid", 0)) if started else 0
 
@@ -185,14 +185,14 @@ def _last(folder: Path, kind: str) -> Event | None:
 
 
 def history(node: Path) -> list[tuple[float, str]]:
-    """Return what an agent has recorded in its node's directory, a line each, with its time in seconds since 1970."""
+    """Return an agent's events as lines of text, each with its time in seconds since 1970."""
     reader = Happened(node)
     events = read_events(node / contract.AGENT_EVENTS)
     return [(event.time, line) for event in events if (line := reader.line(event))]
 
 
 class Happened:
-    """Reads new events of an agent in its node's directory. All agents record the same about other nodes."""
+    """Reads new events of a node's agent. All agents record the same about other nodes."""
 
     def __init__(self, node: Path) -> None:
         self._awaited = _STARTING
@@ -203,11 +203,11 @@ class Happened:
 
     @property
     def awaited(self) -> str:
-        """What is waited for until ranks run; empty while they run."""
+        """What the run waits for before its ranks run; empty while they run."""
         return self._awaited if self._awaited and not self._lacks_agent() else ""
 
     def news(self) -> list[str]:
-        """Return what has happened since the last call, a line each."""
+        """Return new events as lines of text."""
         path = self._node / contract.AGENT_EVENTS
         try:
             size = path.stat().st_size
@@ -225,7 +225,7 @@ class Happened:
         return (self._node / contract.LOG_INDEX).exists() and not (self._node / contract.HEARTBEAT).exists()
 
     def line(self, event: Event) -> str | None:
-        """Return what an event says to people; None if nothing, or if another version has recorded it."""
+        """Return an event as a line of text; None if it is not shown, or from another version."""
         with contextlib.suppress(KeyError):
             return self._line(event)
         return None
@@ -244,7 +244,7 @@ class Happened:
             case contract.NODE_LOST:
                 return f"node {fields['node']} ({event.host}) was lost: {fields['why']}"
             case contract.HANG | contract.HANG_OVER:
-                from allranks.runs import hangs  # As below: most runs have neither, and commands start sooner.
+                from allranks.runs import hangs  # Imported here: most runs have no hang, and commands start sooner.
 
                 return hangs.of_event(event).notice if event.kind == contract.HANG else hangs.OVER
             case contract.NOTIFY_FAILED:
@@ -259,9 +259,9 @@ class Happened:
         return f"restarted with {format_count(ranks, 'rank')} on {format_count(nodes, 'node')}" if has_changed else None
 
     def _missing(self, nodes: list[int], count: int, at: str | None) -> str | None:
-        """Return which nodes are missing; only the first time until ranks start, as they may come one by one."""
+        """Return which nodes are missing; only once per start of ranks, as nodes may arrive one by one."""
         if not nodes:
-            self._awaited = _STARTING  # All have come.
+            self._awaited = _STARTING  # All have connected.
             return None
         named = ", ".join(map(str, nodes[:_MOST_NAMED])) + (", …" if len(nodes) > _MOST_NAMED else "")
         where = f" at {at}" if at else f": {count - len(nodes)} of {count} here"
@@ -288,7 +288,7 @@ class Happened:
 
 
 class HappenedInJobs:
-    """Reads what happens in a run's newest attempt and in those that follow it, each in a job, or a requeued one."""
+    """Reads new events of a run's newest attempt and of the attempts that follow it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -301,20 +301,20 @@ class HappenedInJobs:
 
     @property
     def awaited(self) -> str:
-        """What is waited for until ranks run; empty while they run, and for the tasks of an array."""
+        """What the run waits for before its ranks run; empty while they run, and for job arrays."""
         return self._happened.awaited if (self._attempt / contract.JOB).exists() else ""
 
     def news(self) -> list[str]:
-        """Return what has happened since the last call, a line each."""
-        last, news = newest_attempt(self._folder), self._happened.news()  # In this order none is missed.
+        """Return new events as lines of text."""
+        last, news = newest_attempt(self._folder), self._happened.news()  # In this order no event is missed.
         while True:
             decision = decision_after(self._attempt)
-            # That a job is requeued is written down before it is tried; if that is refused another job may follow.
+            # A requeue is recorded before it is tried; if the scheduler rejects it, another job may follow.
             is_tried = decision.get("again") and (self._number < last or decision.get("how") != "requeue")
             if is_tried and not self._is_followed_by_another:
                 self._is_followed_by_another = True
                 news.append(f"attempt {self._number + 1} follows, in job {decision['job']}: {decision['why']}")
-            if self._number >= last:  # The directory may have been removed, and with it what was the last one.
+            if self._number >= last:  # The directory of the last attempt may have been removed.
                 return news
             self._follow(self._number + 1)
             news += self._happened.news()

@@ -1,4 +1,4 @@
-"""What the jobs and tasks of a run's attempt have left in its directory: ids, exit codes, decisions."""
+"""Reads what the jobs and tasks of an attempt have recorded in its directory: ids, exit codes, decisions."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from allranks.system.processes import rank_ended
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank ended that no agent watched, as its scheduler reports it or its task has written itself."""
+    """Failure of a rank without an agent, as its scheduler reports it or its task has recorded it."""
 
-    rank: int | None  # The global rank, the lowest of those that ended alike at the same time; None for an agent.
-    host: str | None  # Its node, if that is known.
-    code: int  # As Python has it, negative for a signal.
-    out_of_memory: bool = False  # Whether the scheduler says that memory ran out.
-    time: float = 0.0  # When, by the clock of the file's server, if its task has written it.
-    folder: Path = Path()  # Of its node, likewise.
+    rank: int | None  # Global rank, the lowest of those that failed alike at the same time; None for an agent.
+    host: str | None  # Its node, if known.
+    code: int  # As in subprocess, negative for a signal.
+    out_of_memory: bool = False  # Whether the scheduler reports that memory ran out.
+    time: float = 0.0  # By the file server's clock, if the task has recorded it; else 0.
+    folder: Path = Path()  # Directory of its node, likewise.
 
     def in_words(self, *, with_host: bool) -> str:
-        """Say it as agents do."""
+        """Return the failure as a sentence in the wording of agents."""
         text = rank_ended(self.rank or 0, self.code, self.host if with_host else None)
         return f"{text}: it ran out of memory" if self.out_of_memory else text
 
     def blamed(self, status: Status, attempt: Path, *, with_host: bool) -> Status:
-        """Return the status of a failed attempt with this as its cause: its rank, or the exit code of its set-up."""
+        """Return the status of a failed attempt with this failure as its cause: the rank, or the set-up's exit code."""
         of_ranks = {log.name for log in attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")}
         code = self.code if self.code > 0 else 128 - self.code
         if self.rank is None or not of_ranks:
             return replace(status, exit_code=code)
-        # A rank of another node may have no log yet: that node was still being set up.
+        # A rank of another node may have no log yet if that node was still in its set-up.
         rank = self.rank if contract.rank_log(self.rank, "err") in of_ranks else None
         return replace(status, reason=self.in_words(with_host=with_host), exit_code=code, rank=rank)
 
@@ -49,11 +49,11 @@ def newest(folder: Path) -> Path:
 
 
 def current_job(folder: Path, first: str) -> str:
-    """Return the id of the job that a run is now: of its newest attempt, or of the one that was queued after it.
+    """Return the id of a run's current job: that of its newest attempt, or the one queued after it.
 
     Args:
-        folder: the run's.
-        first: the job that was submitted, with its cluster if Slurm named one: a job itself does not know that.
+       folder: directory of the run.
+       first: id of the submitted job, with its cluster if Slurm named one, which the job itself does not know.
     """
     attempt = newest(folder)
     found = str(decision_after(attempt).get("job") or "")
@@ -64,7 +64,7 @@ def current_job(folder: Path, first: str) -> str:
 
 
 def decision_after(attempt: Path) -> dict[str, Any]:
-    """Return what was decided at the end of an attempt; empty before that."""
+    """Return the decision at the end of an attempt; empty before that."""
     return read_json(attempt / contract.AGAIN)
 
 
@@ -76,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def exit_of(attempt: Path) -> tuple[int, float] | None:
-    """Return the exit code of an attempt's script, and when it exited; None while it runs."""
+    """Return exit code and exit time of an attempt's script; None while it runs."""
     with contextlib.suppress(OSError, ValueError):
         path = attempt / contract.EXIT
         return int(path.read_text()), path.stat().st_mtime
@@ -84,9 +84,9 @@ def exit_of(attempt: Path) -> tuple[int, float] | None:
 
 
 def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -> Status:
-    """Return the status of an attempt that its scheduler does not know: as its agents report it, else as its script.
+    """Return the status of an attempt that its scheduler does not know, from its agents' reports or its script.
 
-    ``has_started`` is whether its script is known to have started; else traces of that are looked for.
+    ``has_started`` is whether its script is known to have started; otherwise this is derived from its files.
     """
     status = reported
     traces = ((attempt / contract.JOB).exists(), *attempt.parents[1].glob(f"{contract.TASK}*"))
@@ -105,7 +105,7 @@ def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -
             status = replace(reported, state=State.UNKNOWN, native="forgotten", reason=reason)
     if status.state in (State.CANCELLED, State.UNKNOWN):
         with contextlib.suppress(OSError, ValueError):
-            terminated = attempt / contract.TERMINATED  # When its script was terminated, and in it, when the limit is.
+            terminated = attempt / contract.TERMINATED  # Written when the script got SIGTERM; it holds the time limit.
             if terminated.stat().st_mtime >= int(terminated.read_text()):
                 code = status.exit_code or 128 + signal.SIGTERM
                 return replace(status, state=State.TIMEOUT, reason=": ".join(TIMED_OUT), exit_code=code)
@@ -113,7 +113,7 @@ def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -
 
 
 def remove_secrets(folder: Path) -> None:
-    """Remove the secrets of a run that has ended: its script does that too, unless it was killed."""
+    """Remove the secrets of a run that has ended, in case its script was killed before it did so."""
     left = folder.glob(f"{contract.ATTEMPTS_DIR}/*/{contract.TASK_ENVIRONMENT}*")
     with contextlib.suppress(OSError):
         for file in (folder / contract.SECRETS_FILE, *left):
@@ -121,7 +121,7 @@ def remove_secrets(folder: Path) -> None:
 
 
 def first_failure(attempt: Path) -> Failure | None:
-    """Return how the task ended that failed first, by what tasks have written themselves; None if none has."""
+    """Return the failure of the first task that failed, from the tasks' own records; None if there is none."""
     failed = []
     for path in attempt.glob(f"node-*/*{contract.TASK_EXIT}"):
         with contextlib.suppress(OSError, ValueError):
@@ -130,7 +130,7 @@ def first_failure(attempt: Path) -> Failure | None:
             rank = int(found[1]) if (found := re.match(r"rank-(\d+)", path.name)) else None
             end = Failure(rank, host, code, time=path.stat().st_mtime, folder=path.parent)
             failed += [end] if code else []
-    if any(end.code == contract.CONTINUE_LATER for end in failed):  # Then others are ended with these two.
+    if any(end.code == contract.CONTINUE_LATER for end in failed):  # These two codes then mean: ended by others.
         of_others = (contract.CONTINUE_LATER, -signal.SIGTERM, -signal.SIGKILL)
         failed = [end for end in failed if end.code not in of_others]
     return min(failed, key=lambda end: (end.time, end.rank or 0), default=None)

@@ -1,4 +1,4 @@
-"""Which rank ended a run, and why: the one that failed by itself, not one that lost its connection to it."""
+"""Finds the rank that ended a run, and why: the one that failed first, not one that lost its connection to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allranks.runs import record
 from allranks.runs.status import State, Status
 from allranks.system.processes import rank_ended
 
-#: Errors of ranks whose peer is gone, over gloo, NCCL, torch's store and our runtime, and of ranks that are stopped.
+#: Errors of ranks whose peer died (gloo, NCCL, torch's store, our runtime), and of ranks that were stopped.
 _VICTIM = re.compile(
     r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|failed to recv|NCCL communicator was aborted"
     r"|remote process exited|ncclRemoteError|Watchdog caught collective|Timed out waiting|wait timeout after"
@@ -29,12 +29,12 @@ _STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 @dataclass(frozen=True)
 class _End:
-    """A rank's end, as its node's agent noted it.
+    """A rank's exit, as its node's agent recorded it.
 
     Attributes:
         code: as Python reports it, negative for a signal.
-        memory: the bytes that it held at most, and could hold at most, if it was killed.
-        facts: what its node has recorded of its failure, if it was the first there.
+        memory: if it was killed, its peak memory and its memory limit in bytes.
+        facts: the node's facts about the failure, if it was the first one there.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class _End:
 
     @property
     def cause(self) -> str | None:
-        """Its own account: the exception that ended its script, else what is on stderr since the last restart."""
+        """The exception that ended its script, else the cause from stderr since the last restart."""
         if found := self._recorded(self.restart):
             return found
         said = cause_of(self.folder / contract.rank_log(self.rank, "err"))
@@ -56,7 +56,7 @@ class _End:
 
     @property
     def exit_message(self) -> str | None:
-        """The text that its script gave to ``sys.exit``: the one record without a traceback; it has one line."""
+        """The text that its script passed to ``sys.exit``: a record of one line, without a traceback."""
         text = self._record(self.restart).rstrip()
         return text if text and "\n" not in text else None
 
@@ -64,7 +64,7 @@ class _End:
         return find_cause(self._record(restart).splitlines())
 
     def _record(self, restart: int) -> str:
-        """Return what was recorded of its end, in the form of torch's ``@record``; empty if nothing was."""
+        """Return the message of its error file, in the format of torch's ``@record``; empty if there is none."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             error = json.loads((self.folder / contract.rank_error(self.rank, restart)).read_text())
             return str(error["message"]["extraInfo"]["py_callstack"])
@@ -72,15 +72,15 @@ class _End:
 
 
 def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int | None = None) -> Status:
-    """Return the status of a run that a rank has ended with the cause of it.
+    """Add the cause to the status of a run that a rank has ended.
 
-    The first rank that failed may have lost its connection to one that takes longer to end: then that one is named.
+    The rank that exited first may only have lost its connection to one that took longer to exit: then that is named.
 
     Args:
-        status: it names the rank that ended first, and not well.
-        attempt: the attempt's directory.
-        stop_timeout: ranks are killed if they have not left so many seconds after another one has failed.
-        restart: the generation of ranks that the rank has ended; None for the last one.
+       status: the status, with the rank that failed first.
+       attempt: directory of the attempt.
+       stop_timeout: seconds between the failure of a rank and SIGKILL for the others.
+       restart: the generation that the rank has ended; None for the last one.
     """
     assert status.rank is not None
     ends = [*_ends(attempt, restart)]
@@ -93,7 +93,7 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int 
             first = min(others, key=lambda end: end.time)
             status, cause = replace(status, rank=first.rank, reason=_reason(first, attempt)), first.cause
     is_killed = first.code == -signal.SIGKILL if first else status.exit_code == 128 + signal.SIGKILL
-    if is_killed:  # A rank that is killed for its memory gets no error.
+    if is_killed:  # A rank killed for its memory use leaves no error.
         cause = _why_killed(first) + (f"; its last words: {cause}" if cause else "")
     return replace(status, cause=cause)
 
@@ -109,7 +109,7 @@ def _why_killed(end: _End | None) -> str:
 
 
 def restart_cause(attempt: Path, rank: int, restart: int) -> str:
-    """Return a line on which rank's failure has ended a generation of ranks, and why; ``rank`` ended first."""
+    """Return a line that names the rank whose failure ended a generation, and why; ``rank`` exited first."""
     stop_timeout = record.load(attempt.parents[1]).record.stop_timeout
     found = with_cause(Status(State.RUNNING, rank=rank), attempt, stop_timeout, restart)
     end = next((end for end in _ends(attempt, restart) if end.rank == found.rank), None)
@@ -118,18 +118,18 @@ def restart_cause(attempt: Path, rank: int, restart: int) -> str:
 
 
 def exit_message(attempt: Path, rank: int | None) -> str | None:
-    """Return the text that a rank's script gave to ``sys.exit``; None if it ended otherwise."""
+    """Return the text that a rank's script passed to ``sys.exit``; None if it exited otherwise."""
     return next((end.exit_message for end in _ends(attempt) if end.rank == rank), None)
 
 
 def rank_log(attempt: Path, rank: int) -> Path | None:
-    """Return a rank's stderr, on the node that had it last: a spare may have replaced a lost node."""
+    """Return the path of a rank's stderr on its last node: a spare may have replaced a lost node."""
     logs = attempt.glob(f"*/{contract.rank_log(rank, 'err')}")
     return max(logs, key=lambda log: (log.stat().st_mtime, log), default=None)
 
 
 def _ends(attempt: Path, restart: int | None = None) -> Iterator[_End]:
-    """Yield the ends of a generation's ranks, of the last by default; nodes that were lost before have seen others."""
+    """Yield the exits of a generation's ranks, by default the last one; nodes lost before it have older ones."""
     found = []
     for folder in attempt.glob("node-*"):
         current = 0
@@ -147,7 +147,7 @@ def _ends(attempt: Path, restart: int | None = None) -> Iterator[_End]:
 
 
 def _failed_itself(end: _End, first: _End, stop_timeout: float) -> bool:
-    """Return True if a rank that ended later failed by itself: not because others had ended, nor on request."""
+    """Return True if a rank that exited later failed independently: not because of the others, nor on request."""
     if end.rank == first.rank or end.code in (0, contract.CONTINUE_LATER):
         return False
     if cause := end.cause:
@@ -157,7 +157,7 @@ def _failed_itself(end: _End, first: _End, stop_timeout: float) -> bool:
 
 
 def _reason(end: _End, attempt: Path) -> str:
-    """Return how a rank ended; one that was stopped before it had finished has failed too."""
+    """Return how a rank exited; one that was stopped before it finished counts as failed."""
     host = end.host if len([*attempt.glob("node-*")]) > 1 else None
     at = f" on {host}" if host else ""
     return f"rank {end.rank}{at} failed" if end.code in _STOP_SIGNALS else rank_ended(end.rank, end.code, host)

@@ -1,4 +1,4 @@
-"""The user's code of a run: the commit of its git work tree and what is changed beside it, as it was started."""
+"""The user's code at the start of a run: commit and uncommitted changes of its git work tree."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from allranks.job.variables import PLACEHOLDER, scrub, secret_values
 from allranks.record.files import write_atomically, write_json
 from allranks.runs.record import Run
 
-#: A work tree on a slow disk gets no longer, and a diff no more bytes.
+#: Limits for git on a slow disk, and for the size of a diff.
 _SECONDS, _MOST_BYTES = 5.0, 1 << 18
 _SHORT = 9
 #: The start of the diff of each file.
 _EACH = re.compile(r"^(?=diff --git )", re.MULTILINE)
-#: The URL in a job file, which is a secret; the environment has it only if the job still does.
+#: A webhook URL in a job file, which is a secret.
 _WEBHOOK = re.compile(r"""(\bwebhook["']?\s*[:=]\s*)[^\s,}]+""")
-#: Nothing of the user's configuration changes the form of a diff, and no lock is taken from a git that he uses now.
+#: Options that make the diff independent of the user's configuration.
 _DIFF = ("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
 
 
 @dataclass(frozen=True)
 class Code:
-    """The code that an attempt was started with.
+    """The code with which an attempt was started.
 
     Attributes:
         root: the directory of the work tree.
         commit: the commit that was checked out.
         branch: its branch; ``HEAD`` if there is none.
-        changed: the tracked files that differed from it, with a hash of the diff of each; empty if it was too long.
-            The diff is beside this record.
+        changed: tracked files that differed from the commit, with a hash of each diff; empty if the diff was too long.
+           The diff is stored beside this record.
     """
 
     root: str
@@ -50,7 +50,7 @@ class Code:
     changed: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the commit, and how much is changed."""
+        """Return the commit and the number of changed files."""
         if not self.changed:
             return self.commit[:_SHORT]
         files = f"{len(self.changed)} file{'s' if len(self.changed) > 1 else ''} changed"
@@ -58,9 +58,9 @@ class Code:
 
 
 def record_code(run: Run, script: Path, environ: Mapping[str, str]) -> threading.Thread | None:
-    """Start to record the code of a run's newest attempt, without a wait; None if the script is in no git work tree.
+    """Record the code of a run's newest attempt in a thread; None if the script is not in a git work tree.
 
-    ``environ`` has the job's secrets, which a diff must not show.
+    ``environ`` holds the job's secrets, which are removed from the diff.
     """
     if not any((folder / ".git").exists() for folder in script.parents):
         return None
@@ -73,7 +73,7 @@ def _record(run: Run, folder: Path, environ: Mapping[str, str]) -> None:
     deadline = time.monotonic() + _SECONDS
     where = _git(folder, deadline, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").splitlines()
     if len(where) != 3:
-        return  # There is no commit yet, or git takes the directory for another user's.
+        return  # There is no commit yet, or git rejects the directory as another user's.
     root, commit, branch = where
     names = [*filter(None, _git(Path(root), deadline, *_DIFF, "--name-only", "-z").split("\0"))]
     text = scrub(_git(Path(root), deadline, *_DIFF), _secrets(environ)) if names else ""
@@ -82,14 +82,14 @@ def _record(run: Run, folder: Path, environ: Mapping[str, str]) -> None:
     if len(text.encode()) >= _MOST_BYTES:
         diffs.pop()
     code = Code(root, commit, branch, dict(zip_longest(names, diffs[: len(names)], fillvalue="")))
-    with contextlib.suppress(RunFolderError):  # A full disk: the run does without.
+    with contextlib.suppress(RunFolderError):  # The disk is full: the run continues without this record.
         if text:
             write_atomically(run.attempt_folder / contract.CODE_DIFF, text, run.record.file_mode)
         write_json(run.attempt_folder / contract.CODE_RECORD, asdict(code), run.record.file_mode)
 
 
 def _hash(text: str) -> str:
-    import hashlib  # It takes some milliseconds, and most runs need none.
+    import hashlib  # The import takes some milliseconds, and most runs do not need it.
 
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
@@ -100,7 +100,7 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _git(folder: Path, deadline: float, *words: str) -> str:
-    """Return what git prints, at most the start of it; empty if it fails, or takes too long."""
+    """Return the start of git's output; empty if it fails or takes too long."""
     command = ("git", "-C", str(folder), "-c", "core.quotePath=off", *words)
     try:
         process = subprocess.Popen(
@@ -111,7 +111,7 @@ def _git(folder: Path, deadline: float, *words: str) -> str:
             stderr=subprocess.DEVNULL,
         )
     except OSError:
-        return ""  # There is no git here.
+        return ""  # git is not installed.
     with process:
         assert process.stdout
         watch = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
@@ -126,18 +126,18 @@ def _git(folder: Path, deadline: float, *words: str) -> str:
 
 
 def code_of(run: Run) -> Code | None:
-    """Return the code that the newest attempt was started with of which that is recorded; None if there is none."""
+    """Return the recorded code of the newest attempt that has one; None if there is none."""
     for number in range(run.attempt, -1, -1):
         path = run.folder / contract.attempt_dir(number) / contract.CODE_RECORD
         with contextlib.suppress(OSError, ValueError, TypeError):
             found = Code(**json.loads(path.read_text(encoding="utf-8")))
-            if re.fullmatch(r"[0-9a-f]{40,64}", found.commit):  # Of another user's run it may be an option of git's.
+            if re.fullmatch(r"[0-9a-f]{40,64}", found.commit):  # Else it may be an option for git.
                 return found
     return None
 
 
 def differing_files(one: Code, other: Code) -> list[str]:
-    """Return the files that may differ between two codes; those of two commits only if git still knows them here."""
+    """Return the files that may differ between two codes; between two commits only if git still has both here."""
     between = ""
     if one.commit != other.commit:
         words = ("diff", "--name-only", "-z", one.commit, other.commit)

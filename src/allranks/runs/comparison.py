@@ -1,4 +1,4 @@
-"""What runs are compared by: their settings, results and metrics."""
+"""Reads settings, results and metrics of runs to compare them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from allranks.runs.code import code_of
 from allranks.runs.metrics import MetricLine, read_metrics
 from allranks.runs.record import Run
 
-#: Keys of a job that say where a run is kept, and not how it trains.
+#: Job keys that do not affect the training.
 _OF_NO_RESULT = ("name", "runs.folder", "runs.group_readable")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run with what it is compared by.
+    """A run with the data for a comparison.
 
     Attributes:
-        start: when its ranks started first, in seconds since 1970.
-        settings: its job as it ran, by the names of the job file; flags of the script by their own; and ``code``, the
-            commit that its script is from.
+       start: first start of its ranks, in seconds since 1970.
+       settings: its job by keys of the job file, flags of the script by their names, and ``code``, the commit of its
+           script.
     """
 
     run: Run
@@ -36,13 +36,13 @@ class Compared:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took from its first start to its end; None while it runs."""
+        """Seconds from its first start to its end; None while it runs."""
         ended = self.run.record.status.ended
         return ended - self.start if ended else None
 
 
 def read(run: Run) -> Compared:
-    """Read what a run is compared by.
+    """Read the data of a run for a comparison.
 
     Raises:
         RunFolderError: its metrics cannot be read.
@@ -56,11 +56,11 @@ def read(run: Run) -> Compared:
 
 def _settings(path: Path) -> dict[str, str]:
     """Return the keys of a run's job file with their values as text."""
-    from allranks.job.files import read_job_file  # It imports pydantic, which the help does not need.
+    from allranks.job.files import read_job_file  # Imports pydantic, which --help does not need.
 
     try:
         job = read_job_file(path, Path.cwd())
-    except JobError:  # It was cut off, or removed: what the run has recorded is still there.
+    except JobError:  # The job file is incomplete or removed: the rest of the record is still there.
         return {path.name: "cannot be read"}
     flags = _flags(job.pop("args", None) or [])
     return {**dict(_flat(job, "")), **flags}
@@ -79,7 +79,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _flags(args: Sequence[str]) -> dict[str, str]:
-    """Return a script's arguments by flag, with the values that follow each; what stands before them is ``args``."""
+    """Return a script's arguments by flag, each with its values; positional ones before the first flag are ``args``."""
     found: dict[str, list[str]] = {}
     name = "args"
     for word in args:
@@ -94,7 +94,7 @@ def _flags(args: Sequence[str]) -> dict[str, str]:
 def common_end(compared: Sequence[Compared]) -> tuple[int, float]:
     """Return the last step, and the last time in seconds after the start, that all runs with metrics have reached.
 
-    Of the steps in the second half, one that all have recorded is preferred: a run's last line may be the mean of few.
+    A step of the second half that all have recorded is preferred, because a run's last line may be a mean of few steps.
     """
     with_metrics = [each for each in compared if each.metrics]
     if not with_metrics:
@@ -106,7 +106,7 @@ def common_end(compared: Sequence[Compared]) -> tuple[int, float]:
 
 
 def rank_hours(run: Run) -> float | None:
-    """Return the hours of all ranks in all attempts, without the waits between; None if the end of one is not known."""
+    """Return the rank-hours of all attempts, without the time between them; None if an attempt's end is unknown."""
     seconds = 0.0
     for number in range(run.attempt + 1):
         folder = run.folder / contract.attempt_dir(number)
@@ -118,12 +118,12 @@ def rank_hours(run: Run) -> float | None:
 
 
 def names_of(values: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return all names, in the order in which they come first."""
+    """Return all names, in the order of first appearance."""
     return [*dict.fromkeys(name for each in values for name in each)]
 
 
 def different(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """Return the settings that are not the same in all runs."""
+    """Return the settings that differ between the runs."""
     every = [each.settings for each in compared]
     rows = [(name, *(each.get(name, "-") for each in every)) for name in names_of(every)]
     return [row for row in rows if len({*row[1:]}) > 1]

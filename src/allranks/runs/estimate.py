@@ -1,4 +1,4 @@
-"""What ``allranks estimate`` has found for a script and its arguments: kept beside the runs, and shown by plans."""
+"""Results of ``allranks estimate`` for a script and its arguments: stored beside the runs, and shown by plans."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from allranks.record.files import write_json
 
-#: What a plan's row of it is about.
+#: Subject of its row in a plan.
 SUBJECT = "memory per rank"
-#: The directory in the runs directory; no run's name starts with a dot.
+#: Its directory in the runs directory; run names do not start with a dot.
 _FOLDER = ".estimates"
 
 
@@ -22,7 +22,7 @@ class Estimate:
     """The estimate for one rank of a job.
 
     Attributes:
-        ranks: of the job.
+        ranks: number of ranks of the job.
         strategy: ``ddp`` or ``fsdp``.
         memory: peak of a rank in bytes, without CUDA's context.
         sends: bytes that a rank sends in a step.
@@ -35,7 +35,7 @@ class Estimate:
 
 
 def keep(runs_folder: Path, command: Iterable[str], found: Iterable[Estimate]) -> None:
-    """Keep the estimates for a command, in place of earlier ones; ``command`` is its directory, script and arguments.
+    """Store the estimates for a command and replace earlier ones; ``command`` is directory, script and arguments.
 
     Raises:
         OSError: the directory cannot be written.
@@ -46,7 +46,7 @@ def keep(runs_folder: Path, command: Iterable[str], found: Iterable[Estimate]) -
 
 
 def kept(runs_folder: Path, command: Iterable[str], ranks: int) -> tuple[Estimate, float] | None:
-    """Return the estimate for so many ranks, and when it was made; None if there is none, or none of this version."""
+    """Return the estimate for ``ranks`` ranks, and its time; None if there is none of this version."""
     try:
         path = _path(runs_folder, command)
         found = [Estimate(**each) for each in json.loads(path.read_text(encoding="utf-8"))]

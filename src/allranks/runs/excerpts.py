@@ -1,4 +1,4 @@
-"""What the logs of an attempt's jobs and agents say of its end, and of a set-up that failed."""
+"""Finds in the logs of an attempt's jobs and agents why it ended, or why its set-up failed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from allranks import contract
 from allranks.logs.cause import LogExcerpt, find_cause, launcher_causes, tail
 
-#: More than any log of ours that is read to its end.
+#: Bytes to read from the end of a log; our own logs are shorter.
 _TAIL_BYTES = 1 << 20
-#: Tells no cause in any log: what bash prints of a signal, and what agents and the supervisor print besides.
+#: Lines that are never a cause: bash's messages on signals, and other output of agents and the supervisor.
 NOISE = re.compile(r"Terminated$|(?:allranks: )?(?:node \d+: )?[A-Z_]+=\S*: |allranks: (?:an|no )other attempt")
 
-#: How a script reports a line of the set-up that fails: see plan/script.py.
+#: The message of a script about a failed line of the set-up: see plan/script.py.
 _FAILED = re.compile(r"allranks: (.*) failed with exit code (\d+) \((.*), line (\d+)(?:, on (\S+))?\)")
 _NOT_THERE = re.compile(r"allranks: (environment\.\w+: there is no [^;]+); (.+)")
 _KEY = re.compile(r"# environment\.\w+$")
-#: A line of an agent's log about a variable that it has set.
+#: A line of an agent's log about a variable that it set.
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
 
 
 def with_text(patterns: Iterable[str]) -> list[Path]:
-    """Return the files that absolute patterns fit and that are not empty; of each pattern the newest first."""
+    """Return the non-empty files that match absolute patterns; for each pattern the newest first."""
     logs = list[Path]()
     for pattern in patterns:
         found = []
@@ -38,10 +38,10 @@ def with_text(patterns: Iterable[str]) -> list[Path]:
 
 
 def lines_of(log: Path) -> list[str]:
-    """Return the newest attempt's last lines of a log that are not blank; none if it is not there."""
+    """Return the last non-blank lines of a log that the newest attempt wrote; empty if it is missing."""
     lines = list[str]()
     for line in tail(log, most=_TAIL_BYTES):
-        if line.endswith(contract.ATTEMPT_STARTS):  # What the attempt before wrote last may be half a line.
+        if line.endswith(contract.ATTEMPT_STARTS):  # The last line of the previous attempt may be incomplete.
             lines.clear()
         elif line.strip():
             lines.append(line)
@@ -49,10 +49,10 @@ def lines_of(log: Path) -> list[str]:
 
 
 def excerpt(logs: Iterable[Path], noise: re.Pattern[str]) -> LogExcerpt:
-    """Find in logs what may tell why the newest attempt ended; ``noise`` is how lines start that tell no cause.
+    """Find lines that may explain the end of the newest attempt; ``noise`` matches the start of irrelevant lines.
 
-    That is at most two lines of the first log that has such a line; else the last line. What was in a log before the
-    attempt does not count.
+    Returns at most two lines of the first log that has any, else its last line. Lines from before the attempt are
+    ignored.
     """
     found = LogExcerpt()
     for log in filter(Path.exists, logs):
@@ -67,12 +67,12 @@ def excerpt(logs: Iterable[Path], noise: re.Pattern[str]) -> LogExcerpt:
     return found
 
 
-# --- the set-up of a node, which a script does before its agent starts ---
+# --- the set-up of a node, before its agent starts ---
 
 
 @dataclass(frozen=True)
 class SetupFailure:
-    """Why a set-up ended before the agent started: what failed, its exit code, and what to do, if that is known."""
+    """Why a set-up failed before the agent started: what failed, its exit code, and the fix if known."""
 
     what: str
     code: int = 1
@@ -80,27 +80,27 @@ class SetupFailure:
 
 
 def agent_excerpt(folder: Path) -> LogExcerpt:
-    """Find in the log of a node's agent, or of torch's launcher in its place, why it ended."""
+    """Find in the log of a node's agent, or of torch's launcher instead, why it ended."""
     launcher_log = folder / contract.rank_log(contract.ALL_OF_A_NODE, "err")
     if launcher_log.exists() and (found := launcher_causes(launcher_log)):
         return LogExcerpt(launcher_log, found)
     log = folder / contract.AGENT_LOG
     lines, failure = tail(log), failed_setup(folder)
-    last = find_cause(lines[:-1] if failure else lines)  # The line that failed is named anyway.
+    last = find_cause(lines[:-1] if failure else lines)  # The failed line is named anyway.
     is_cause = last is not None and not _SETTING.match(last)
     causes = [last] if last and is_cause else []
     return LogExcerpt(log if log.exists() else None, causes, failure.fix if failure else "")
 
 
 def failed_setup(folder: Path) -> SetupFailure | None:
-    """Return how the set-up in a node's script ended, if that was before its agent started."""
+    """Return how the set-up in a node's script failed; None if the agent was started."""
     return failure_in(next(reversed(tail(folder / contract.AGENT_LOG)), ""), folder)
 
 
 def failure_in(line: str, folder: Path, script: Path | None = None) -> SetupFailure | None:
-    """Return which line of a set-up failed, by the ``line`` that its script wrote of it; None if it is no such line.
+    """Parse the message of a script about a failed line of its set-up; None if ``line`` is no such message.
 
-    Names of scripts are relative to ``folder``; ``script`` is a copy here of one that ran on another machine.
+    Script names are relative to ``folder``; ``script`` is the local copy of a script that ran on another machine.
     """
     if found := _NOT_THERE.fullmatch(line):
         return SetupFailure(found[1], fix=found[2])
@@ -113,12 +113,12 @@ def failure_in(line: str, folder: Path, script: Path | None = None) -> SetupFail
 
 
 def setup_failure(logs: Iterable[Path], folder: Path, noise: re.Pattern[str]) -> tuple[SetupFailure, LogExcerpt] | None:
-    """Return how the set-up of an attempt failed by its job's logs, and what it said before; None if it did not.
+    """Find in a job's logs how the set-up of an attempt failed, and its output before; None if it did not fail.
 
     Args:
-        logs: to search, the first one that tells it counts.
-        folder: the run's.
-        noise: how lines of its scheduler start that tell no cause.
+       logs: logs to search; the first one with the message counts.
+       folder: directory of the run.
+       noise: start of irrelevant lines of the scheduler.
     """
     for log in filter(Path.exists, logs):
         lines = [line for line in lines_of(log) if not (NOISE.match(line) or noise.match(line))]
@@ -130,9 +130,9 @@ def setup_failure(logs: Iterable[Path], folder: Path, noise: re.Pattern[str]) ->
 
 
 def _key_of(script: Path, number: int) -> str:
-    """Return which key of the job file has brought a line of a script, and which of its lines it is.
+    """Return the key of the job file, and its line there, from which a line of a script was generated.
 
-    A file that the set-up reads has no such key: then it is named.
+    For a line of a file that the set-up sources, the file is named instead.
     """
     lines: list[str] = []
     with contextlib.suppress(OSError):

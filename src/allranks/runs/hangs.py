@@ -1,4 +1,4 @@
-"""Hangs that agents have recorded: where the ranks stand, which of them the others wait for, and what to do."""
+"""Hangs that agents have recorded: where the ranks are, which ones the others wait for, and what to do."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from allranks.logs.lineform import ranges
 from allranks.record.events import Event, read_events
 from allranks.record.stacks import Collective
 
-#: Where torch's collectives are, and frames of debuggers, which wait for a person at the keyboard.
+#: Files of torch's collectives, and of debuggers, which wait for input.
 _COLLECTIVE = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _DEBUGGER = re.compile(r"/(?:pdb|bdb|cmd)\.py$|/(?:debugpy|ipdb|pudb|IPython)/")
-#: What an interpreter runs after the script.
+#: Files that an interpreter runs after the script.
 _EXIT = re.compile(r"/threading\.py$|/concurrent/futures/\w+\.py$|/multiprocessing/util\.py$")
-#: Calls in which a rank waits for others, and in whose frames that happens unseen.
+#: Calls that wait for other ranks inside C++, which frames do not show.
 _BACKWARD = re.compile(r"/torch/autograd/graph\.py$")
-#: A run without progress for so long is shown as such; sooner if its hang has been reported, which is not looked up
-#: for one that advances all the time.
+#: Seconds without progress after which that is shown, and after which a reported hang is looked up.
 _SHOWN_AFTER, _LOOKED_UP_AFTER = contract.scaled_wait(60.0), 5.0
-#: Seconds that ranks in a hang may take from their last words to the end of the attempt.
+#: Most seconds between the last output of hanging ranks and the end of the attempt.
 _LAST_WORDS = 120.0
-#: Collectives to which all ranks give tensors of one size.
+#: Collectives whose tensors have the same size on all ranks.
 _EQUAL_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce")
 _FOLLOWS = {"restart": "all ranks restart", "end": "the run ends"}
 
 
 def span(seconds: float) -> str:
-    """Write a duration as ``45 s``, ``5 min`` or ``2.5 h``."""
+    """Format a duration as ``45 s``, ``5 min`` or ``2.5 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def named(collective: Collective) -> str:
-    """Write a collective as ``all_reduce #4812 (33 MB)``, with its process group unless that is of all ranks."""
+    """Format a collective as ``all_reduce #4812 (33 MB)``, with its process group unless that has all ranks."""
     group = f", process group {collective.group}" if collective.group != "0" else ""
     size = format_size(collective.bytes) if collective.bytes else ""
     more = f"{size}{group}".removeprefix(", ")
@@ -52,15 +51,15 @@ def named(collective: Collective) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that stand at the same place.
+    """Ranks at the same place.
 
     Attributes:
         ranks: the ranks.
-        frames: file, line and function, innermost first; none if they have shown none.
-        stack: ``shown``; ``late``: they were asked and have not reacted; ``none``: they cannot show it.
-        state: ``stopped`` by a signal, ``traced`` by a debugger, ``held`` by the kernel in a call that nothing
-            interrupts; "" for all others.
-        pending: the collective that they have started and not completed, if torch has recorded one.
+        frames: file, line and function, innermost first; empty if unknown.
+        stack: ``shown``; ``late``: no answer to the request; ``none``: they cannot write it.
+        state: ``stopped`` by a signal, ``traced`` by a debugger, ``held`` by the kernel in an uninterruptible call; ""
+           for all others.
+        pending: the collective that they have started and not completed, if torch recorded one.
     """
 
     ranks: tuple[int, ...]
@@ -71,7 +70,7 @@ class Group:
 
     @property
     def named(self) -> str:
-        """The ranks, for people."""
+        """The ranks as text."""
         return f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {ranges(self.ranks)}"
 
     @cached_property
@@ -86,7 +85,7 @@ class Group:
 
     @cached_property
     def kind(self) -> str:
-        """What they do: stopped, held, late, unknown, debugger, collective, exit, or at a place of the script: code."""
+        """What they do: stopped, held, late, unknown, debugger, collective, exit, or code for a place in the script."""
         if self.state:
             return "debugger" if self.state == "traced" else self.state
         if self.stack != "shown":
@@ -101,12 +100,12 @@ class Group:
 
     @property
     def waits(self) -> bool:
-        """Whether they are in a collective; over NCCL a rank waits at the next line that needs the result."""
+        """Whether they wait in a collective; with NCCL a rank waits at the next line that needs the result."""
         return self.kind == "collective" or (self.kind == "code" and self.pending is not None)
 
     @property
     def place(self) -> str:
-        """Where that is: ``train.py:88``."""
+        """Their place: ``train.py:88``."""
         frame = self.users or (self.frames[0] if self.frames else None)
         return f"{Path(frame[0]).name}:{frame[1]}" if frame else ""
 
@@ -142,7 +141,7 @@ class Group:
     def _named_collective(self) -> str:
         if not self.pending:
             return str(self.collective)
-        # torch names some otherwise: a backend may make one of others, and wait for an older one first.
+        # torch's record may have another name: a backend may build a collective from others, or wait for an older one.
         is_it = self.pending.name == self.collective
         return named(self.pending) if is_it else f"{self.collective} (pending: {named(self.pending)})"
 
@@ -167,7 +166,7 @@ class Hang:
 
     @cached_property
     def odd(self) -> Group | None:
-        """The ranks that the others wait for, if that is known: those that are in no collective, the fewest."""
+        """The ranks that the others wait for, if known: the smallest group that is not in a collective."""
         if stuck := [group for group in self.groups if group.kind in ("debugger", "stopped", "held")]:
             return stuck[0]
         others = [group for group in self.groups if not group.waits]
@@ -178,7 +177,7 @@ class Hang:
 
     @property
     def kind(self) -> str:
-        """The class of the hang: ``hang``, or with what it is known to be: ``hang-in-debugger``."""
+        """The class of the hang: ``hang``, or a more specific one such as ``hang-in-debugger``."""
         kinds = {group.kind for group in self.groups}
         if "debugger" in kinds:
             return "hang-in-debugger"
@@ -196,7 +195,7 @@ class Hang:
 
     @property
     def mismatch(self) -> str | None:
-        """How the collectives differ in which all ranks wait; None if they do not, or if a rank waits in none."""
+        """How the collectives differ if all ranks wait in one; None if they are equal, or if a rank waits in none."""
         if not all(group.waits for group in self.groups):
             return None
         recorded: dict[tuple[str, int], list[Collective]] = {}
@@ -214,7 +213,7 @@ class Hang:
 
     @property
     def sentence(self) -> str:
-        """Where the ranks stand, in one sentence."""
+        """Where the ranks are, in one sentence."""
         parts = [group.phrase for group in self.groups]
         if self.left:
             parts.append(f"{'rank' if len(self.left) == 1 else 'ranks'} {ranges(self.left)} exited without an error")
@@ -224,7 +223,7 @@ class Hang:
 
     @property
     def notice(self) -> str:
-        """The line that is shown when it is noticed."""
+        """The line to show when the hang is detected."""
         follows = f"; {_FOLLOWS[self.action]}" if self.action in _FOLLOWS else ""
         return f"no rank has advanced for {span(self.time - self.since)}: {self.sentence}{follows}"
 
@@ -248,7 +247,7 @@ def of_event(event: Event) -> Hang:
 def newest(attempt: Path) -> Hang | None:
     """Return the hang that an attempt is in, or in which it ended; None if ranks have advanced since the last one.
 
-    What ranks print as they end, because of a timeout or of a signal, is not progress.
+    Output of ranks that exit because of a timeout or signal is not progress.
     """
     for folder in sorted(attempt.glob("node-*")):
         found, over, has_ended = None, None, False
@@ -268,7 +267,7 @@ def newest(attempt: Path) -> Hang | None:
 
 
 def quiet_for(attempt: Path) -> float | None:
-    """Return for how many seconds no rank has advanced, if that is long enough to be shown; else None."""
+    """Return the seconds since a rank last advanced if that is long enough to be shown, else None."""
     times = []
     for path in attempt.glob(f"node-*/{contract.USAGE}"):
         try:
@@ -281,5 +280,5 @@ def quiet_for(attempt: Path) -> float | None:
     return None
 
 
-#: The line that is shown when a hang is over.
+#: The line to show when a hang is over.
 OVER = "the ranks advance again"

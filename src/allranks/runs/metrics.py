@@ -14,9 +14,9 @@ from typing import NamedTuple
 from allranks import contract
 from allranks.record.files import read_failure
 
-#: How the names of speeds end, which allranks records itself: steps_per_second, samples_per_second.
+#: Suffix of the speeds that allranks records: steps_per_second, samples_per_second.
 SPEED = "_per_second"
-#: How much of a file that grows is read at once.
+#: Bytes of a growing file to read at once.
 _BLOCK = 1 << 24
 
 
@@ -29,9 +29,9 @@ class MetricLine(NamedTuple):
 
 
 def read_metrics(folder: Path, *, finite: bool = True) -> list[MetricLine]:
-    """Return the lines of a run's metrics as they were written, step by step; none if its script logs nothing.
+    """Return the lines of a run's metrics in the order of steps; empty if its script logs none.
 
-    Lines that are cut off are left out, and so are values that are not finite; with ``finite=False`` these are NaN.
+    Incomplete lines are left out, and so are values that are not finite; with ``finite=False`` these are NaN.
 
     Raises:
         RunFolderError: the file cannot be read.
@@ -53,7 +53,7 @@ def read_metrics(folder: Path, *, finite: bool = True) -> list[MetricLine]:
 
 
 def _line(text: str | bytes) -> MetricLine | None:
-    """Return a line as it was written, values that were not finite as NaN; None if it is cut off or no record."""
+    """Parse a line, with values that were not finite as NaN; None if it is incomplete or not a record."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
         found = json.loads(text)
         step, when = int(found.pop("step")), float(found.pop("time"))
@@ -65,17 +65,17 @@ def _line(text: str | bytes) -> MetricLine | None:
 
 
 class MetricsReader:
-    """Reads the metrics of a run bit by bit while they are written; values that are not finite are NaN."""
+    """Reads the metrics of a run incrementally; values that are not finite are NaN."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / contract.METRICS_FILE
         self._end = 0
-        self._last = b""  # The last line that was read: when it is no longer there, the file is another one.
+        self._last = b""  # The last line read: if it is gone, the file was replaced.
 
     def read(self) -> tuple[list[MetricLine], bool]:
-        """Return complete lines since the last call, some MB at once, and whether they are from the first on.
+        """Return new complete lines, at most some MB, and whether they start from the first line.
 
-        A training that resumes drops lines: then all are read again. A file that cannot be read has no lines.
+        A training that resumes drops lines: then all are read again. An unreadable file counts as empty.
         """
         try:
             with self._path.open("rb") as file:
@@ -99,7 +99,7 @@ class MetricsReader:
 
 
 def speeds(lines: list[MetricLine]) -> dict[str, float]:
-    """Return the median of each speed, which the steps around a checkpoint or an evaluation do not change."""
+    """Return the median of each speed, which is robust to steps around a checkpoint or an evaluation."""
     found: dict[str, list[float]] = {}
     for line in lines:
         for name, value in line.values.items():
@@ -111,7 +111,7 @@ def speeds(lines: list[MetricLine]) -> dict[str, float]:
 def values_until(
     lines: list[MetricLine], *, step: float = float("inf"), time: float = float("inf")
 ) -> dict[str, float]:
-    """Return the last value of each metric up to a step and a time, without speeds."""
+    """Return the last value of each metric, except speeds, up to a step and a time."""
     found: dict[str, float] = {}
     for line in lines:
         if line.step <= step and line.time <= time:

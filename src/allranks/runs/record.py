@@ -19,13 +19,13 @@ from allranks.job.problems import closest, listed
 from allranks.record.files import read_failure, unwritable, write_json
 from allranks.runs.status import Handle, State, Status
 
-#: Where runs are looked for by one who has none here: so far above, among so many entries below, and so many are named.
+#: Limits of the search for runs near a directory without any: levels above, entries below, and directories to name.
 _LEVELS_ABOVE, _MOST_LOOKED_AT, _MOST_NAMED = 2, 1000, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What ``record.json`` holds; by default that of a run that is about to start."""
+    """The content of ``record.json``; the defaults are those of a run that is about to start."""
 
     id: str
     name: str
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def attempt(self) -> int:
-        """Number of the newest attempt: a scheduler starts them without asking us."""
+        """Number of the newest attempt, from disk: a scheduler may start further ones."""
         return newest_attempt(self.folder)
 
     @property
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What each rank runs, with its arguments, by the configuration of an agent; empty if there is none."""
+        """The command of each rank with its arguments, from an agent's configuration; empty if there is none."""
         for path in sorted(self.folder.glob("node*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 config = json.loads(path.read_text(encoding="utf-8"))
@@ -80,20 +80,20 @@ class Run:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks: as planned, or those that have logs where only the nodes know how many GPUs they have."""
+        """Number of ranks: as planned or, if only the nodes know their GPUs, as many as have logs."""
         logs = self.attempt_folder.glob(f"node-*/{contract.rank_log('*', 'out')}")
         return max(self.record.world_size, len({log.name for log in logs}))
 
     @property
     def job_id(self) -> str | None:
-        """Id of the newest attempt's job, where a scheduler has one; later attempts may be jobs of their own."""
+        """Job id of the newest attempt under a scheduler; each attempt may be a separate job."""
         with contextlib.suppress(OSError):
             return (self.attempt_folder / contract.JOB).read_text().strip() or self.record.handle.job_id
         return self.record.handle.job_id
 
     @property
     def tasks(self) -> list[Path]:
-        """The newest attempt of each task of a job array, in their order; none if it is no array."""
+        """The newest attempt of each task of a job array, in order; empty if it is not an array."""
         found = self.folder.glob(f"{contract.TASK}*")
         tasks = sorted(found, key=lambda task: int(task.name.removeprefix(contract.TASK)))
         return [task / contract.attempt_dir(newest_attempt(task)) for task in tasks]
@@ -107,7 +107,7 @@ class Run:
         return self.with_handle(self.record.handle, status)
 
     def with_handle(self, handle: Handle, status: Status) -> Run:
-        """Record how the run can be found from now on, and return the run with it."""
+        """Record how to find the started run, and return the run with it."""
         record = replace(self.record, handle=handle, status=status)
         write_json(self.folder / contract.RECORD_FILE, record.to_json(), record.file_mode)
         return replace(self, record=record)
@@ -123,7 +123,7 @@ def newest_attempt(folder: Path) -> int:
 
 
 def new_run_id(folder: Path, name: str) -> str:
-    """Return an id that no run in ``folder`` has: the name, the date and the time, and a number if need be."""
+    """Return an unused run id for ``folder``: name, date and time, and a number if needed."""
     stem = f"{name}-{time.strftime('%m%d-%H%M')}"
     number = 1
     while (folder / (run_id := stem if number == 1 else f"{stem}-{number}")).exists():
@@ -132,7 +132,7 @@ def new_run_id(folder: Path, name: str) -> str:
 
 
 def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
-    """Create the directory of a new run and return it; no other command gets the same.
+    """Create the directory of a new run and return it; concurrent commands get different ones.
 
     Raises:
         RunFolderError: it cannot be created.
@@ -145,7 +145,7 @@ def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
             try:
                 run_folder.mkdir(mode=0o700)
             except FileExistsError:
-                continue  # Another command was quicker; the next free id is ours, or the one after it.
+                continue  # Another command was faster: try the next id.
             run_folder.chmod(mode)
             return run_folder
     except OSError as error:
@@ -153,7 +153,7 @@ def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
 
 
 def point_latest(run_folder: Path) -> None:
-    """Let ``latest`` beside the run's directory point to it; a user's own file of that name stays.
+    """Point ``latest`` beside the run's directory to it; a user's own file of that name stays.
 
     Raises:
         RunFolderError: it cannot be written, or is not ours.
@@ -174,7 +174,7 @@ def load(run_folder: Path) -> Run:
     """Load the run in ``run_folder``.
 
     Raises:
-        RunFolderError: its record cannot be read, or is none.
+        RunFolderError: its record cannot be read, or is invalid.
     """
     path = run_folder / contract.RECORD_FILE
     try:
@@ -182,7 +182,7 @@ def load(run_folder: Path) -> Run:
     except PermissionError as error:
         try:
             owner = run_folder.owner()
-        except (OSError, KeyError):  # No name goes with its number here.
+        except (OSError, KeyError):  # The user id has no name here.
             owner = "another user"
         fix = f"it is a run of {owner}, who can share the next one: --group-readable"
         raise RunFolderError(f"cannot read {path}", why=error.strerror, fix=fix) from error
@@ -194,10 +194,10 @@ def load(run_folder: Path) -> Run:
 
 
 def find(folder: Path, name: str | None) -> Run:
-    """Find a run by its id, the beginning of one that fits only one run, or its directory; newest if None.
+    """Find a run by its id, a unique prefix of the id, or its directory; the newest one if None.
 
     Raises:
-        RunNotFoundError: there is none, or more than one fits.
+        RunNotFoundError: no run, or more than one, matches.
     """
     if name is None:
         return _newest(folder)
@@ -230,7 +230,7 @@ def find(folder: Path, name: str | None) -> Run:
 
 
 def where_runs_are(folder: Path) -> str:
-    """Return what to do where ``folder`` has no run: leave a directory inside it, go where runs are, or start one."""
+    """Return what to do if ``folder`` has no run: change to a directory near it that has runs, or start one."""
     above = folder.parent
     if _is_run(above, unreadable=False):
         return f"this directory is a run: cd {os.path.relpath(above.parent.parent, above)}, or name the run as ."
@@ -245,7 +245,7 @@ def where_runs_are(folder: Path) -> str:
 
 
 def _near(folder: Path) -> Iterator[Path]:
-    """Yield the directories in which somebody in ``folder`` may have started runs: just above it, then just below."""
+    """Yield directories near ``folder`` that may have runs: above it, then below."""
     yield from folder.parents[:_LEVELS_ABOVE]
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         below = sorted(entry.name for entry in itertools.islice(entries, _MOST_LOOKED_AT) if entry.is_dir())
@@ -259,17 +259,17 @@ def _has_runs(folder: Path) -> bool:
 
 
 def run_ids(folder: Path) -> list[str]:
-    """Return the ids of the runs in ``folder`` that this user may read, oldest first."""
+    """Return the ids of the readable runs in ``folder``, oldest first."""
     return [run.name for run in sorted(_entries(folder), key=_created) if _is_run(run, unreadable=False)]
 
 
 def unreadable(folder: Path) -> list[str]:
-    """Return the names of the directories in ``folder`` that this user may not enter: runs of other users."""
+    """Return the names of the unreadable directories in ``folder``: runs of other users."""
     return sorted(entry.name for entry in _entries(folder) if entry.is_dir() and not os.access(entry, os.X_OK))
 
 
 def _entries(folder: Path) -> list[Path]:
-    try:  # No run's name starts with a dot: that is `latest` while it is replaced, or the directory of a check.
+    try:  # Names with a dot are no runs: `latest` while it is replaced, or the directory of a check.
         return [folder / name for name in os.listdir(folder) if name != contract.LATEST and name[0] != "."]  # noqa: PTH208
     except FileNotFoundError:
         return []
@@ -278,7 +278,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path, *, unreadable: bool) -> bool:
-    """Return whether ``folder`` holds a record; ``unreadable`` where this user may not look, as in another's run."""
+    """Return whether ``folder`` holds a record; ``unreadable`` is the result for another user's directory."""
     try:
         return (folder / contract.RECORD_FILE).is_file()
     except PermissionError:
@@ -286,7 +286,7 @@ def _is_run(folder: Path, *, unreadable: bool) -> bool:
 
 
 def _created(run: Path) -> tuple[float, str]:
-    """Order by the time of the plan, which is written once; it orders the runs of one minute."""
+    """Return the sort key: the time of the plan, which is written once and orders the runs of one minute."""
     try:
         return ((run / contract.PLAN_FILE).stat().st_mtime, run.name)
     except OSError:
@@ -294,7 +294,7 @@ def _created(run: Path) -> tuple[float, str]:
 
 
 def _newest(folder: Path) -> Run:
-    """Return the newest run of this user, or else of all; ``latest`` of a shared directory may be another user's."""
+    """Return the newest run of this user, else of all users; ``latest`` in a shared directory may be another user's."""
     latest = folder / contract.LATEST
     if _is_run(latest, unreadable=False) and is_mine(latest):
         return load(latest.resolve())
@@ -304,7 +304,7 @@ def _newest(folder: Path) -> Run:
 
 
 def newest_first(folder: Path) -> Iterator[Run]:
-    """Yield the runs of this user, or else of all, from that which :func:`find` gives on; those that can be read.
+    """Yield the readable runs of this user, else of all users, starting with the one that :func:`find` returns.
 
     Raises:
         RunNotFoundError: there is none.

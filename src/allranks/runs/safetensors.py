@@ -31,7 +31,7 @@ def write(target: Path, directory: Path, tensors: Mapping[str, TensorEntry], met
     """Write ``tensors`` of the checkpoint in ``directory`` to ``target``, atomically.
 
     Raises:
-        UsageError: safetensors knows no such dtype.
+        UsageError: safetensors does not support a dtype.
         AllranksError: the file cannot be written.
     """
     header, places = _header(tensors, metadata)
@@ -52,7 +52,7 @@ def write(target: Path, directory: Path, tensors: Mapping[str, TensorEntry], met
 
 
 def _header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Return the header, padded to 8 bytes, and the place of each tensor: widest elements first, for alignment."""
+    """Return the header, padded to 8 bytes, and the offset of each tensor: widest elements first, for alignment."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     places, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
@@ -66,7 +66,7 @@ def _header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> 
 
 
 def _copy(tensor: TensorEntry, directory: Path, out: BinaryIO, begin: int) -> None:
-    """Copy the pieces of a tensor to their places."""
+    """Copy the chunks of a tensor to their offsets."""
     for chunk in tensor.chunks:
         with (directory / chunk.file).open("rb") as stream:
             stream.seek(chunk.offset)

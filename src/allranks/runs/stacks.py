@@ -1,4 +1,4 @@
-"""Where the ranks of a run stand: their agents are asked for stacks, which are read."""
+"""Requests the stacks of a run's ranks from its agents, and reads them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from allranks.record.stacks import COLLECTIVE, RankStack, parse
 from allranks.runs.record import Run
 
 _POLL_SECONDS = 0.1
-#: A dump is written in milliseconds: one that has not grown for so long is whole.
+#: A dump takes milliseconds to write: one that has not grown for this long is complete.
 _QUIET_SECONDS = 0.3
-#: A rank that holds the interpreter's lock for so long is shown without its collective.
+#: A rank that holds the GIL for this long is shown without its collective.
 _RECORDER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """The stacks of a run's ranks, at one time.
+    """The stacks of a run's ranks at one time.
 
     Attributes:
-        ranks: by rank.
-        late: ranks that were asked and have written nothing.
-        without: ranks that cannot show stacks: interpreters of their own, and other programs.
-        silent: nodes whose agents have not answered.
-        states: of late ranks that take no signal: ``stopped``, ``traced``, or ``held`` by the kernel.
+       ranks: the stacks, by rank.
+       late: ranks that have not answered the request.
+       without: ranks that cannot write stacks: plain interpreters, and other programs.
+       silent: nodes whose agents have not answered.
+       states: states of late ranks that handle no signal: ``stopped``, ``traced``, or ``held`` by the kernel.
     """
 
     ranks: tuple[RankStack, ...]
@@ -43,7 +43,7 @@ class Stacks:
 
 
 def ask(run: Run, seconds: float) -> Stacks:
-    """Ask all agents of a run's newest attempt for the stacks of their ranks, and wait for them for so long.
+    """Request the stacks of all ranks of a run's newest attempt, and wait at most ``seconds`` for them.
 
     Raises:
         RunFolderError: the run's directory cannot be written.
@@ -59,7 +59,7 @@ def ask(run: Run, seconds: float) -> Stacks:
     for folder, pids in answers.items():
         for pid, rank in _ranks(folder).items():
             if not (answer := pids.get(str(pid))):
-                continue  # It was started after the request.
+                continue  # The node started after the request.
             if answer["stack"]:
                 log = folder / contract.rank_stacks(rank)
                 asked[log] = _Asked(rank, _number(folder), before.get(log, 0), answer["state"], answer["recorder"])
@@ -82,7 +82,7 @@ def ask(run: Run, seconds: float) -> Stacks:
 
 
 class _Asked(NamedTuple):
-    """A rank that was asked for its stack: what its file had before, whether it takes no signal, and has a recorder."""
+    """A requested stack: size of the rank's file before, whether the rank handles no signal, and has a recorder."""
 
     rank: int
     node: int
@@ -92,11 +92,11 @@ class _Asked(NamedTuple):
 
 
 def _request(path: Path) -> int:
-    """Write a request, and return what identifies it."""
+    """Write a request, and return its id."""
     try:
         before = path.stat().st_mtime_ns if path.exists() else 0
         path.touch(0o600)
-        now = max(time.time_ns(), before + 1_000_000_000)  # Some file systems keep whole seconds.
+        now = max(time.time_ns(), before + 1_000_000_000)  # Some file systems store whole seconds.
         os.utime(path, ns=(now, now))
         return path.stat().st_mtime_ns
     except OSError as error:
@@ -104,7 +104,7 @@ def _request(path: Path) -> int:
 
 
 def _await_dumps(asked: Mapping[Path, _Asked], deadline: float) -> None:
-    """Wait until what ranks write to their files is whole; those that take no signal write nothing."""
+    """Wait until the ranks' dumps are complete; ranks that handle no signal write none."""
     react = {log: each for log, each in asked.items() if not each.state}
     sizes: dict[Path, int] = {}
     since = time.monotonic()
@@ -123,7 +123,7 @@ def _number(folder: Path) -> int:
 
 
 def _ranks(folder: Path) -> dict[int, int]:
-    """Return the ranks that a node has started last, by their process ids."""
+    """Return the ranks of a node's last generation by process id."""
     found: dict[int, int] = {}
     for event in read_events(folder / contract.AGENT_EVENTS):
         if event.kind == contract.RANKS_STARTED:
@@ -134,7 +134,7 @@ def _ranks(folder: Path) -> dict[int, int]:
 
 
 def _answer(folder: Path, wanted: int) -> dict[str, Any] | None:
-    """Return the processes of a node's ranks, to which its agent has passed a request on; None if it has not yet."""
+    """Return the agent's answer to request ``wanted``; None if there is none yet."""
     try:
         answer = json.loads((folder / contract.STACKS).read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Status of a run: states stay distinct, with the scheduler's own words beside them."""
+"""Status of a run: distinct states, with the scheduler's own word for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class State(str, Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the state can no longer change."""
         return self not in (State.PENDING, State.RUNNING, State.UNKNOWN)
 
 
@@ -34,14 +34,14 @@ class Status:
     Attributes:
         state: the state.
         native: the scheduler's or the agent's own word for it.
-        reason: a sentence on why, where there is more to say.
-        cause: the error of the rank that failed first, in a line.
-        exit_code: the code that a foreground run ends with.
+        reason: a sentence with the reason, if there is more to say.
+        cause: the error of the rank that failed first, in one line.
+        exit_code: exit code of a foreground run.
         rank: the first rank that failed.
         started: when the ranks' agent started, in seconds since 1970.
         ended: when it ended.
         restarts: how often the ranks were restarted.
-        peak_memory: the bytes that were used at most, if a scheduler reports it: of a task on Slurm, of all on PBS.
+        peak_memory: peak memory in bytes, if a scheduler reports it: of one task on Slurm, of all on PBS.
     """
 
     state: State
@@ -67,12 +67,12 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """What identifies a started run: on a scheduler its job id, else the host, process id and start time."""
+    """Identifies a started run: its job id on a scheduler, else host, process id and start time."""
 
     job_id: str | None = None
     host: str | None = None
     pid: int | None = None
-    #: Start time of the process in the kernel's own count: with it a process id names one process for good.
+    #: Start time of the process as the kernel counts it, which makes the process id unique.
     started: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -80,5 +80,5 @@ class Handle:
 #: Why a run timed out, and what to do.
 TIMED_OUT = ("it reached its time limit", "raise resources.time")
 
-#: What stands for a scheduler's own word of a run that was refused, or cancelled, before anything of it had started.
+#: The native word for a run that was rejected or cancelled before anything had started.
 NOT_STARTED = "not started"

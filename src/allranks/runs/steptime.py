@@ -1,4 +1,4 @@
-"""Where the time of an attempt's steps went, and where its training is, as its ranks have recorded it."""
+"""Reads the step times of an attempt, and the position of its training, as its ranks recorded them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allranks.runs.record import Run
 
 
 class RankTimes(NamedTuple):
-    """The windows of one rank, the oldest first, and the number of the node that it was on last."""
+    """The windows of one rank, oldest first, and the number of its last node."""
 
     rank: int
     node: int
@@ -24,10 +24,10 @@ class RankTimes(NamedTuple):
 
 
 def read(attempt: Path, newest: int | None = None, rank: int | None = None) -> list[RankTimes]:
-    """Return what the ranks of an attempt have recorded, in order; of each so many of its newest windows, or all.
+    """Return the step times of an attempt's ranks, in order: the ``newest`` windows of each, or all.
 
-    The ``NEWEST`` are of about two seconds each, and older ones longer. A rank that does not make its steps with
-    ``ctx.optimizer``, or has just started, is missing. With ``rank`` only that one is read.
+    The ``NEWEST`` windows take about two seconds each, older ones are longer. Ranks without ``ctx.optimizer``, or that
+    have just started, are missing. With ``rank`` only that one is read.
     """
     found: dict[int, RankTimes] = {}
     for path in sorted(attempt.glob(f"node-*/rank-{'*' if rank is None else rank}{contract.TIMES_SUFFIX}")):
@@ -36,7 +36,7 @@ def read(attempt: Path, newest: int | None = None, rank: int | None = None) -> l
         except ValueError:
             continue
         windows = read_windows(path, newest)
-        if windows and number in found:  # It was restarted on another node.
+        if windows and number in found:  # The rank was restarted on another node.
             here = node if windows[-1].start > found[number].windows[-1].start else found[number].node
             windows = sorted([*found[number].windows, *windows])
             found[number] = RankTimes(number, here, windows)
@@ -46,7 +46,7 @@ def read(attempt: Path, newest: int | None = None, rank: int | None = None) -> l
 
 
 def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[RankTimes]:
-    """Return what the ranks have recorded since they were started last, or between two restarts."""
+    """Return the windows since the last start of the ranks, or of generation ``restart``."""
     if restart is None:
         restart = max((each.windows[-1].restart for each in ranks), default=0)
     kept = [[one for one in each.windows if one.restart == restart] for each in ranks]
@@ -54,16 +54,16 @@ def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[Ran
 
 
 def _counted_on(windows: list[Window]) -> list[Window]:
-    """Return the windows since the steps were last counted from a lower number, as a second training does."""
+    """Return the windows since the step number last went back, as in a second training."""
     _, firsts, steps, *_ = zip(*windows, strict=True)
     begins_again = [True, *map(lt, firsts[1:], map(add, firsts, steps))]
     return windows[len(windows) - 1 - begins_again[::-1].index(True) :]
 
 
 def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[tuple[float, ...]]:
-    """Return the seconds a step in each phase, between numbers of steps that follow each other.
+    """Return the seconds per step in each phase, between consecutive step numbers in ``edges``.
 
-    The windows, of one start, cover all of these steps.
+    The windows must be of one start and cover all of these steps.
     """
     _, firsts, steps, _, spent, *_ = zip(*windows, strict=True)
     totals = cumulated([*zip(*spent, strict=True)], [*zip(firsts, map(add, firsts, steps), strict=True)], edges)
@@ -74,7 +74,7 @@ def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[tuple[floa
 def cumulated(
     amounts: Sequence[Sequence[float]], spans: Sequence[tuple[float, float]], points: Iterable[float]
 ) -> list[list[float]]:
-    """Return of each of several amounts, which are given by window, how much there is until each point.
+    """Return the cumulated amounts, given per window, at each point.
 
     ``spans`` are start and end of the windows, on the axis of the points.
     """
@@ -91,18 +91,18 @@ def cumulated(
 
 
 def differences(values: Sequence[float]) -> Iterator[float]:
-    """Yield by how much each value is more than the one before it."""
+    """Yield the difference of each value to the previous one."""
     return map(sub, values[1:], values)
 
 
 class Position(NamedTuple):
-    """Where a training is.
+    """Position of a training.
 
     Attributes:
-        step: optimizer steps that are done.
-        epoch: the current one, from 1.
-        epochs: how many the script has given to ``loader.epochs()``; None if it has not.
-        percent: how much of the current epoch is done.
+       step: number of optimizer steps done.
+       epoch: number of the current epoch, from 1.
+       epochs: the argument of ``loader.epochs()``; None if unknown.
+       percent: completed part of the current epoch, in percent.
         seconds_left: until the end of the last epoch, at the mean speed since the ranks started; None if unknown.
     """
 
@@ -113,14 +113,14 @@ class Position(NamedTuple):
     seconds_left: float | None
 
     def __str__(self) -> str:
-        """Write it as ``epoch 2 of 8, 45 %, 12 min left``."""
+        """Format it as ``epoch 2 of 8, 45 %, 12 min left``."""
         of = f" of {self.epochs}" if self.epochs else ""
         left = "" if self.seconds_left is None else f", {span(self.seconds_left)} left"
         return f"epoch {self.epoch}{of}, {self.percent} %{left}"
 
 
 def position(run: Run, now: float) -> Position | None:
-    """Return where the training of a running run is; None without ``ctx.loader`` and ``ctx.optimizer``."""
+    """Return the position of a running training; None without ``ctx.loader`` and ``ctx.optimizer``."""
     ranks = of_start(read(run.attempt_folder, rank=0))
     windows = [one for one in ranks[0].windows if one.place.length] if ranks else []
     if not windows:
@@ -130,7 +130,7 @@ def position(run: Run, now: float) -> Position | None:
     batches, seconds_left = _done(place) - _done(first.place), None
     if place.epochs and batches > 0:
         ahead = place.left + (place.epochs - place.epoch) * place.length
-        # What has passed since the last window is evaluation, a checkpoint or a pause, as it may come again.
+        # Time since the last window is not subtracted: it may be an evaluation, a checkpoint or a pause.
         seconds_left = max(0.0, ahead * seconds / batches)
     percent = 100 * (place.length - place.left) // place.length
     return Position(last.first + last.steps, place.epoch, place.epochs or None, percent, seconds_left)

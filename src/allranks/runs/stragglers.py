@@ -1,9 +1,8 @@
-"""Ranks for which the others wait, step by step: which ones, since when, and for what they take their time.
+"""Finds stragglers: ranks for which the others wait, since when, and in which phase of the step.
 
-All ranks make their steps together, so that each takes as long as the slowest. What differs is a rank's own time, which
-is that of its steps without the wait for others. A rank is named if its own time, or its wait for data, is well above
-the median of the others, over many steps, and by far more than it varies by itself. GPUs that are slow are named by
-their clocks.
+All ranks make their steps together, so each step takes as long as on the slowest rank. A rank's own time is its step
+time without the wait for others. A rank is reported if its own time, or its wait for data, is well above the median of
+the others over many steps, by far more than its own variation. Slow GPUs are found by their clocks.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from allranks.runs.agents import local_ranks
 from allranks.runs.steptime import RankTimes, of_start, per_step, read
 from allranks.runs.usage import Workers, node_usage, slow_gpus, workers_of
 
-#: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
+#: Most parts into which the steps are divided, and the fewest slow parts in a row.
 _MOST_PARTS, _FEWEST_PARTS = 48, 11
 _FEWEST_STEPS = 10
-#: A rank is slow if its own time is so many times that of the others, and the difference such a part of the step.
+#: A rank is slow if its own time exceeds that of the others by this factor, and the difference this part of the step.
 _FACTOR, _SHARE = 1.15, 0.05
-#: A part of the time in which a rank is not slow counts against so many in which it is.
+#: A part in which a rank is not slow cancels this many in which it is.
 _AGAINST = 2
-#: By how many standard errors a rank must differ. It is the largest of many ranks, over any of many spans of time.
+#: Standard errors by which a rank must differ. High, because the maximum over many ranks and spans is compared.
 _SURE = 6.0
-#: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
-#: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
+#: Least assumed relative noise of own times from one part to the next. And the factor between the median difference of
+#: neighbours and the standard deviation of a normal distribution: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
-#: Part of the time that a rank waits for a CPU, beyond that of the others, from which on that is reported.
+#: Part of the time that a rank waits for a CPU, beyond the others' part, from which on it is reported.
 _MUCH_QUEUED = 0.1
-#: The link of a node is slow if packets wait to be sent there for so many times the part of the time that they do on
-#: the others, if the exchange takes such a part of the step, and by samples that are no older than so many seconds.
+#: A node's link is slow if its send queue is busy for this many times the part of the time on the other nodes, and the
+#: exchange takes at least this part of the step; samples older than this many seconds are ignored.
 _QUEUE_FACTOR, _MUCH_EXCHANGE, _OLD = 1.5, 0.2, 30.0
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 
@@ -47,19 +46,19 @@ class Straggler:
     """Ranks of one node for which the others wait.
 
     Attributes:
-        ranks: one, or all of a node.
-        node: the number of their node.
-        host: its name, if it is known.
-        phase: one of ``PHASES``, for which they take more time than the others; ``exchange``: their link is slow.
-        first, steps: how many steps came before, and for how many it lasts.
-        seconds: of the phase in each step.
-        others: the median of the same of the other ranks; of a slow link, of ``queued`` of the other nodes.
-        step: seconds of a step.
+        ranks: one rank, or all ranks of a node.
+        node: number of their node.
+        host: name of the node, if known.
+        phase: the one of ``PHASES`` that takes longer than on the others; ``exchange``: their link is slow.
+        first, steps: number of steps before it began, and of steps that it lasted.
+        seconds: seconds of the phase in each step.
+        others: median of the other ranks' seconds; for a slow link, of the other nodes' ``queued``.
+        step: seconds per step.
         is_current: whether it lasts until the newest step.
-        queued: for what part of the time its main thread could run and got no CPU, if that is much more than of others;
-            of a slow link, for what part packets waited to be sent.
-        clocks: of its GPU, and of the others, if that is slow; else empty.
-        workers: what its data-loader workers do, if it waits for data and that is known.
+        queued: part of the time that its main thread waited for a CPU, if much more than on others; for a slow link,
+           part of the time that packets waited to be sent.
+        clocks: clock of its GPU and of the others if its GPU is slow; else empty.
+        workers: its data-loader workers, if it waits for data and they are known.
     """
 
     ranks: tuple[int, ...]
@@ -78,7 +77,7 @@ class Straggler:
 
     @property
     def sentence(self) -> str:
-        """What a person is told: which ranks, what they do, and the numbers that say so."""
+        """The message: which ranks, in which phase, and the numbers."""
         if len(self.ranks) == 1:
             who, ending, they, gpus = f"rank {self.ranks[0]}", "s", "it", "its GPU runs"
         else:
@@ -117,7 +116,7 @@ def current(attempt: Path) -> list[str]:
 
 
 def inspect(attempt: Path) -> tuple[list[str], dict[int, list[float]]]:
-    """Return what :func:`current` does, and by node the seconds of its ranks' newest steps without waits for others."""
+    """Return the result of :func:`current`, and by node the own seconds per step of its ranks."""
     ranks = of_start(read(attempt, newest=NEWEST))
     found, gpus = explained([one for one in find(ranks) if one.is_current], ranks, attempt)
     own = dict[int, list[float]]()
@@ -140,16 +139,17 @@ def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
 def explained(
     found: Iterable[Straggler], ranks: Sequence[RankTimes], attempt: Path
 ) -> tuple[list[Straggler], list[str]]:
-    """Return stragglers of an attempt with what its nodes' samples tell of them: hosts, GPUs, workers and links.
+    """Add hosts, GPUs, workers and links to stragglers, from the samples of an attempt's nodes.
 
-    The sentences are on the slow GPUs of nodes whose stragglers name none.
+    Returns:
+       The stragglers, and sentences on slow GPUs of nodes that have none among them.
     """
     samples = {one["node"]: one for one in node_usage(attempt)}
     slow = {one.node: one for one in slow_gpus(samples.values())}
     local = {node: local_ranks(attempt, node) for node in slow}
     stragglers = list[Straggler]()
     links = _slow_links(ranks, samples)
-    # What is found of their ranks besides is named if it takes longer.
+    # Another finding on their ranks is kept if it takes longer.
     shorter = {one.node: one.seconds for one in links}
     found = [one for one in found if one.seconds - one.others >= shorter.get(one.node, 0.0)]
     for one in [*found, *links]:
@@ -166,10 +166,10 @@ def explained(
 
 
 def _slow_links(ranks: Sequence[RankTimes], samples: Mapping[int, Mapping[str, Any]]) -> list[Straggler]:
-    """Return the ranks of the node whose link the exchange waits for: its packets queue, and those of others do not.
+    """Return the ranks of a node whose link slows the exchange: its packets queue, and those of other nodes do not.
 
-    All ranks exchange gradients for as long as the slowest, so that their own times do not tell. A node that sends more
-    than the others, as one that writes the checkpoints, is none.
+    The exchange takes equally long on all ranks, so their own times do not show it. A node that sends more than the
+    others, for example because it writes checkpoints, is not reported.
     """
     newest = {one.node: _spent_last(one.windows) for one in ranks}
     times = [one["time"] for one in samples.values()]
@@ -204,17 +204,17 @@ def _slow_links(ranks: Sequence[RankTimes], samples: Mapping[int, Mapping[str, A
 
 
 def _spent_last(windows: Sequence[Window]) -> tuple[int, list[float]]:
-    """Return how many steps the newest windows have, and the seconds of a step in each phase."""
+    """Return the number of steps of the newest windows, and the seconds per step in each phase."""
     last = windows[-2 * _FEWEST_PARTS :]
     steps = sum(one.steps for one in last)
     return steps, [sum(seconds) / steps for seconds in zip(*(one.spent for one in last), strict=True)]
 
 
 def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
-    """Return the steps between which times are compared, in which each rank has a window; [] if it is too early."""
+    """Return the step numbers that divide the time into parts to compare; empty if it is too early."""
     low = max((windows[0].first for windows in ranks), default=0)
     high = min((windows[-1].first + windows[-1].steps for windows in ranks), default=0)
-    # Of equal numbers of steps, and about two windows or more: one step that took long must not count for several.
+    # Parts of equal numbers of steps and about two windows or more, so that one slow step does not count several times.
     within = [sum(low <= one.first and one.first + one.steps <= high for one in windows) for windows in ranks]
     parts = min([_MOST_PARTS, *(count // 2 for count in within)])
     if parts < _FEWEST_PARTS or high - low < _FEWEST_STEPS:
@@ -223,12 +223,12 @@ def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
 
 
 def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[int, int]]:
-    """Return the parts of the time in which a rank is slow, first and end, by its place in the list."""
+    """Return the first and end part in which a rank is slow, by its index in the list."""
     step = [statistics.median(map(sum, column)) for column in zip(*spent, strict=True)]
     data = [[phases[_DATA] for phases in parts] for parts in spent]
     usual = [statistics.median(column) for column in zip(*data, strict=True)]
     own = [[max(1e-9, sum(phases) - phases[_EXCHANGE]) for phases in parts] for parts in spent]
-    # With GPUs the wait for others is not seen, so that own times are alike. What is longer is the wait for data.
+    # With GPUs the host does not see the wait for others, so own times are equal, but the wait for data is longer.
     late = [
         [max(1e-9, whole + mine - others) for whole, mine, others in zip(step, each, usual, strict=True)]
         for each in data
@@ -237,7 +237,7 @@ def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[i
 
 
 def _spans_above(times: Sequence[Sequence[float]], step: Sequence[float]) -> dict[int, tuple[int, int]]:
-    """Return where the times of a rank are above those of the others by so much that it is not by chance."""
+    """Return the spans in which a rank's times are significantly above those of the others."""
     of_others = [*zip(*(medians_of_others(column) for column in zip(*times, strict=True)), strict=True)]
     logs = [
         [math.log(mine / other) for mine, other in zip(*both, strict=True)]
@@ -261,7 +261,7 @@ def _spans_above(times: Sequence[Sequence[float]], step: Sequence[float]) -> dic
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:
-    """Return for each value the median of all others."""
+    """Return the median of all other values, for each value."""
     ordered, others = sorted(range(len(values)), key=values.__getitem__), len(values) - 1
     found = [0.0] * len(values)
     for place, at in enumerate(ordered):
@@ -271,12 +271,12 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Return the standard deviation, by differences of neighbours: a lasting change does not count, nor an outlier."""
+    """Estimate the standard deviation from differences of neighbours: robust to a lasting change and to outliers."""
     return statistics.median(abs(one - other) for one, other in pairwise(values)) / _MEDIAN_DIFFERENCE
 
 
 def _longest(slow: Sequence[bool]) -> tuple[int, int]:
-    """Return first and end of the span that holds most slow parts, where one that is not counts against some."""
+    """Return first and end of the span with the most slow parts, less those that other parts in it cancel."""
     best = start = 0
     found, score = (0, 0), 0
     for at, is_slow in enumerate(slow):
@@ -320,13 +320,13 @@ def _straggler(
 
 
 def _queued(windows: Sequence[Window], low: int, high: int) -> float:
-    """Return for what part of the time between two steps a rank has waited for a CPU."""
+    """Return the part of the time between two steps in which a rank waited for a CPU."""
     within = [one for one in windows if one.first + one.steps > low and one.first < high]
     return sum(one.queued for one in within) / max(1e-9, sum(one.seconds for one in within))
 
 
 def _queued_more(ranks: Sequence[RankTimes], at: int, low: int, high: int) -> float:
-    """Return for what part of that time a rank has waited for a CPU, if it is much more than of others; else 0."""
+    """Return :func:`_queued` of rank ``at`` if it is much more than of the others, else 0."""
     mine = _queued(ranks[at].windows, low, high)
     if mine < _MUCH_QUEUED:
         return 0.0
@@ -335,7 +335,7 @@ def _queued_more(ranks: Sequence[RankTimes], at: int, low: int, high: int) -> fl
 
 
 def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[Straggler]:
-    """Make one of all ranks of a node, if there are several nodes and all of its ranks are slow for the same."""
+    """Merge the stragglers of a node if there are several nodes and all its ranks are slow in the same phase."""
     result = list[Straggler]()
     for node in {one.node for one in found}:
         of_it = [one for one in found if one.node == node]

@@ -1,4 +1,4 @@
-"""What the nodes of a run use, as their agents have sampled it."""
+"""Resource usage of a run's nodes, as their agents sampled it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from allranks import contract
 from allranks.job.units import format_size
 from allranks.runs.agents import local_ranks
 
-#: Bytes a second over the network of a node, and of its ranks from disks and to them.
+#: Bytes per second over the network of a node, and from and to disks by its ranks.
 TRAFFIC = ("net_in", "net_out", "disk_read", "disk_write")
-#: Workers that use so much of a CPU each are too few; those that wait so long for one have too few CPUs.
+#: Workers that each use at least this part of a CPU are too few; those that wait this part of the time lack CPUs.
 _BUSY, _QUEUED = 0.8, 0.3
-#: A GPU is slow if its clock, as a part of its highest one, is at most so many times that of the median GPU.
+#: A GPU is slow if its clock, relative to its maximum, is at most this part of the median GPU's.
 _FACTOR = 0.85
-#: A sample that is so many seconds older than the newest one does not count.
+#: A sample older than the newest one by more than this is ignored, in seconds.
 _OLD = 30.0
 
 
 def node_usage(attempt: Path) -> Iterator[dict[str, Any]]:
     """Yield the newest sample of each node, by its number: busy CPUs, bytes of memory, and its GPUs.
 
-    ``cpus_total`` and ``memory_total`` are what the job may use there; None if the agent is of an earlier version, and
-    likewise :data:`TRAFFIC`, which a first sample does not have, and what :meth:`allranks.system.gpus.Gpus.sample`
-    returns of clocks and temperature. ``net_queued`` is the part of the last half minute in which packets waited to be
-    sent, and ``workers`` are the data-loader workers of each rank, by the rank's process id.
+    ``cpus_total`` and ``memory_total`` are the job's limits on the node. They are None if the agent is of an earlier
+    version; so are :data:`TRAFFIC`, which a first sample lacks too, and clocks and temperature of
+    :meth:`allranks.system.gpus.Gpus.sample`. ``net_queued`` is the part of the last half minute in which packets waited
+    to be sent. ``workers`` are the data-loader workers of each rank, by the rank's process id.
     """
     for path in sorted(attempt.glob(f"node-*/{contract.USAGE}")):
         try:
@@ -51,10 +51,10 @@ class Workers:
     """The data-loader workers of some ranks.
 
     Attributes:
-        count: how many there are.
-        cpus: CPUs that they use together.
-        queued: how many more they would use, if they got them.
-        blocked: how many a disk blocks.
+        count: number of workers.
+        cpus: CPUs that they use in total.
+        queued: further CPUs that they would use if they got them.
+        blocked: number of workers that wait for a disk.
     """
 
     count: int
@@ -74,7 +74,7 @@ class Workers:
 
     @property
     def fix(self) -> str:
-        """What would help: more of them if they compute all the time, and else what they wait for."""
+        """The fix: more workers if they compute all the time, else more of what they wait for."""
         if self._want_cpus:
             return "More CPUs for the job would help, and no more workers."
         if self.cpus + self.queued >= _BUSY * self.count:
@@ -85,7 +85,7 @@ class Workers:
 def workers_of(
     attempt: Path, samples: Mapping[int, Mapping[str, Any]], ranks: Mapping[int, Collection[int]]
 ) -> Workers | None:
-    """Return the data-loader workers of ranks, by node, in the samples of these; None if there are none, or of old."""
+    """Sum up the data-loader workers of ranks, by node, in the nodes' samples; None if there are none, or old ones."""
     found = [
         each
         for node, wanted in ranks.items()
@@ -105,36 +105,36 @@ def _gpu(at: int, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def clock(gpu: Mapping[str, Any]) -> str:
-    """Write the clock of a GPU and what slows it down: ``1.1 GHz (thermal)``; empty if that is not known."""
+    """Format the clock of a GPU and what slows it down: ``1.1 GHz (thermal)``; empty if unknown."""
     if not gpu.get("clock"):
         return ""
     return format_clock(gpu["clock"]) + (f" ({', '.join(gpu['slowed_by'])})" if gpu["slowed_by"] else "")
 
 
 def format_clock(mhz: float) -> str:
-    """Write a clock with three digits: ``1.75 GHz``."""
+    """Format a clock with three digits: ``1.75 GHz``."""
     return f"{mhz / 1000:.3g} GHz"
 
 
 def traffic(node: Mapping[str, Any]) -> str:
-    """Write what a node receives and sends, and what its ranks read and write, where that is known."""
+    """Format the network traffic of a node and the disk traffic of its ranks, as far as known."""
     pairs = (("NET", "net_in", "net_out"), ("DISK", "disk_read", "disk_write"))
     known = [each for each in pairs if None not in (node.get(each[1]), node.get(each[2]))]
     return "  ".join(f"{name} ↓ {format_size(node[one])}/s ↑ {format_size(node[two])}/s" for name, one, two in known)
 
 
-# --- GPUs that are slow: a rank's times are those of its CPU, which is ahead of its GPU, and do not show which is ---
+# --- slow GPUs: step times are those of the host, which runs ahead of its GPU, and do not show which GPU is slow ---
 
 
 @dataclass(frozen=True)
 class SlowGpus:
-    """GPUs of one node that something slows down, and not the others.
+    """GPUs of one node that are throttled while others are not.
 
     Attributes:
         node: its number.
         host: its name.
-        numbers: of the GPUs, as CUDA counts them there, which are the local ranks that use them.
-        clocks: that of the slowest, what slows it down, and the median of all other GPUs, in words.
+        numbers: CUDA's numbers of the GPUs, which are the local ranks that use them.
+        clocks: text with the clock of the slowest, what slows it down, and the median of all other GPUs.
     """
 
     node: int
@@ -143,7 +143,7 @@ class SlowGpus:
     clocks: str
 
     def sentence(self, ranks: Mapping[int, int]) -> str:
-        """Return the sentence to show; ``ranks`` are those of the node by local rank, if they are known."""
+        """Return the sentence to show; ``ranks`` maps local ranks of the node to ranks, if known."""
         if len(self.numbers) > 1:
             return f"{len(self.numbers)} GPUs of {self.host} run at {self.clocks}"
         (number,) = self.numbers
@@ -152,7 +152,7 @@ class SlowGpus:
 
 
 def slow_gpus(samples: Iterable[Mapping[str, Any]]) -> list[SlowGpus]:
-    """Return the GPUs of each node that are slow in the newest samples of a run's nodes, those of most GPUs first."""
+    """Return the slow GPUs of each node by the newest samples, nodes with the most slow GPUs first."""
     nodes = [*samples]
     newest = max((node["time"] for node in nodes), default=0.0)
     gpus = [
