@@ -1,1 +1,1 @@
-"""What a job will need, before it is queued: memory of each rank, traffic of each step, checkpoints."""
+"""Estimates what a job needs before it is queued: memory per rank, traffic per step, size of checkpoints."""

@@ -1,6 +1,6 @@
-"""The arithmetic of an estimate: memory of a rank, what it sends in a step, how long a step takes, what it costs.
+"""The arithmetic of an estimate: memory of a rank, bytes sent per step, time of a step, cost.
 
-Its tables are what is taken as known: types, optimizers and GPUs.
+Its tables hold the constants: dtypes, optimizers and GPUs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
-#: Steps of the first row whose samples the cost is of.
+#: The cost is for as many samples as this many steps of the first row have.
 _STEPS = 1000
-#: Bytes of a number.
+#: Bytes per element.
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-#: Numbers that an optimizer keeps for each parameter, and the bytes of each; None: as many as a parameter has.
+#: Values that an optimizer keeps per parameter, and the bytes of each; None: those of the parameter's dtype.
 #: torch.optim: exp_avg and exp_avg_sq of Adam, momentum_buffer of SGD, made by zeros_like(parameter). adamw-fp32 is
 #: mixed precision with a copy of the parameters and both averages in fp32: 12 bytes, Rajbhandari et al. 2020,
 #: arXiv:1910.02054, section 3.1.
@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
     "momentum": (1, None),
     "sgd": (0, None),
 }
-#: Other names of these, in small letters.
+#: Aliases of these, in lower case.
 SAME = {
     **dict.fromkeys(("float32", "float", "f32"), "fp32"),
     **dict.fromkeys(("float16", "half", "f16"), "fp16"),
@@ -44,7 +44,7 @@ SAME = {
 }
 
 GIB = 1 << 30
-#: Memory of common GPUs in GiB, as nvidia-smi shows it within a percent, and which have it.
+#: Memory of common GPUs in GiB (nvidia-smi's value within 1 %), and the GPUs that have it.
 GPUS = {
     16: "T4, V100",
     24: "RTX 3090, RTX 4090, A10, L4",
@@ -55,21 +55,21 @@ GPUS = {
     141: "H200",
     180: "B200",
 }
-#: What CUDA's context, cuBLAS and NCCL take of a GPU beside torch's tensors: 0.5 to 1 GB; the larger is assumed.
+#: GPU memory of CUDA's context, cuBLAS and NCCL, beside torch's tensors: 0.5 to 1 GB; the larger value is assumed.
 CONTEXT_BYTES = GIB
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a training holds, in bytes, on a rank that holds all of the model.
+    """The needs of a training in bytes, on a rank that holds the complete model.
 
-    :class:`MeasuredStep` describes the attributes that it has as well.
+    See :class:`MeasuredStep` for the attributes that both have.
 
     Attributes:
-        gathered: all parameters in the type in which FSDP gathers them.
-        units: the parts of them that it gathers one at a time.
+        gathered: all parameters, in the type in which FSDP gathers them.
+        units: the modules that it gathers one at a time.
         root: the part that it gathers with the root module, once in a micro-batch.
-        checkpoint: of a checkpoint.
+        checkpoint: size of a checkpoint.
     """
 
     count: int
@@ -92,7 +92,7 @@ class Needs:
     accumulation: int = 1
 
     def memory(self, strategy: Strategy, ranks: int) -> int | None:
-        """Return the peak memory of each of so many ranks without CUDA's context; None if activations are unknown.
+        """Return the peak memory per rank in bytes, without CUDA's context; None if activations are unknown.
 
         DDP holds all of the model, and its gradients in buckets from step to step. FSDP holds a rank's part and,
         gathered, the root's own parameters and those and the gradients of the largest unit: Zhao et al. 2023,
@@ -111,14 +111,14 @@ class Needs:
         return round(model / ranks + gathered + self.buffers + max(activations, self.temporaries / ranks))
 
     def _activations(self, ranks: int) -> int | None:
-        """Return the activations of a rank; they are taken to grow with its samples."""
+        """Return the bytes of activations of a rank, assumed to be proportional to its samples."""
         batch = self.rank_batch(ranks)
         if self.activations is None or batch is None or not self.batch:
             return self.activations
         return round(self.activations * batch / self.batch)
 
     def rank_batch(self, ranks: int) -> int | None:
-        """Return the samples of each of so many ranks in a micro-batch, rounded up; None if unknown."""
+        """Return the samples per rank in a micro-batch, rounded up; None if unknown."""
         return self.batch if self.global_batch is None else math.ceil(self.global_batch / ranks)
 
     def effective_batch(self, ranks: int) -> int | None:
@@ -147,12 +147,12 @@ class Row:
         memory: peak bytes of a rank, without CUDA's context.
         fits: memory in GiB of the smallest common GPU that holds it; None too if none does.
         sends: bytes that a rank sends in a step.
-        seconds: of the communication of a step, if nothing is computed meanwhile.
-        network: over which network.
-        is_shared: whether gradients go through the memory of the machine, not over the network.
+        seconds: communication time of a step, without overlap with computation.
+        network: name of the network.
+        is_shared: whether gradients go through shared memory instead of the network.
         rank_batch: samples of a rank in a micro-batch.
         effective_batch: samples of all ranks in a step.
-        divides: whether all ranks get equally many samples.
+        divides: whether all ranks get the same number of samples.
     """
 
     nodes: int
@@ -170,9 +170,10 @@ class Row:
 
 
 def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequence[Network]) -> list[Row]:
-    """Return the estimate for each number of nodes and each strategy that makes a difference there."""
+    """Return the estimate for each number of nodes and each strategy that differs there."""
     found = []
-    networks = sorted(networks, key=lambda each: each.place == "both")  # A rate counts where no name does.
+    # A plain rate applies only where no named network does.
+    networks = sorted(networks, key=lambda each: each.place == "both")
     for number in nodes:
         ranks = number * ranks_per_node
         network = next((each for each in networks if each.serves(number)), None)
@@ -198,13 +199,13 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
 
 
 def _is_shared(needs: Needs, strategy: Strategy, nodes: int, network: Network | None) -> bool:
-    """Return True if ranks average gradients through the memory of their machine, and send none."""
+    """Return True if ranks average gradients through shared memory and send none."""
     is_measured = network is not None and SHARED_MEMORY in network.curves
     return is_measured and strategy == "ddp" and nodes == 1 and needs.shared > 0
 
 
 def _seconds(needs: Needs, strategy: Strategy, ranks: int, nodes: int, network: Network | None) -> float | None:
-    """Return how long the communication of a step takes, if nothing is computed meanwhile; None if it is unknown."""
+    """Return the communication time of a step in seconds, without overlap with computation; None if unknown."""
     if ranks == 1:
         return 0.0
     if network is None:
@@ -216,13 +217,13 @@ def _seconds(needs: Needs, strategy: Strategy, ranks: int, nodes: int, network: 
 
 
 def _of_ddp(needs: Needs, network: Network) -> Iterator[tuple[str, float]]:
-    """Yield each all-reduce, with what infinitely many ranks would send: twice its bytes."""
+    """Yield each all-reduce with the bytes that a rank sends in the limit of many ranks: twice its size."""
     for size in needs.messages_of_cpus if network.on_cpus else needs.messages:
         yield "all_reduce", 2 * size
 
 
 def _of_fsdp(needs: Needs) -> Iterator[tuple[str, float]]:
-    """Yield what gathers the root once, and each other part twice, in a micro-batch, and what scatters gradients."""
+    """Yield the all-gathers (the root once, other units twice per micro-batch) and reduce-scatters, with bytes."""
     rest = needs.gathered - needs.root - sum(needs.units)
     parts = [each for each in (*needs.units, rest) if each > 0]
     for size in [needs.root, *parts, *parts] * needs.accumulation:
@@ -234,12 +235,12 @@ def _of_fsdp(needs: Needs) -> Iterator[tuple[str, float]]:
 
 
 def smallest_gpu(size: int) -> int | None:
-    """Return the memory, in GiB, of the smallest common GPU that holds so many bytes; None if none does."""
+    """Return the memory, in GiB, of the smallest common GPU that holds ``size`` bytes; None if none does."""
     return next((memory for memory in GPUS if size + CONTEXT_BYTES <= memory * GIB), None)
 
 
 def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None) -> Needs:
-    """Return what a model of ``count`` parameters needs that all train; the gradients have the parameters' type."""
+    """Return the needs of a model with ``count`` trained parameters; gradients have the parameters' dtype."""
     size, (states, bytes_each) = DTYPES[dtype], OPTIMIZERS[optimizer]
     parameters, state = count * size, count * states * (bytes_each or size)
     return Needs(
@@ -253,14 +254,14 @@ def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None
         units=(),
         root=0,
         checkpoint=parameters + state,
-        # As one: with buckets of 25 MiB the rate decides, and a large model has millions of them.
+        # One message: with buckets of 25 MiB only the rate matters, and a large model would have very many.
         messages=(parameters,),
         messages_of_cpus=(parameters,),
     )
 
 
 def from_step(step: MeasuredStep) -> Needs:
-    """Return what a measured step used; FSDP gathers parameters in the precision of the training."""
+    """Return the needs of a measured step; FSDP gathers parameters in the precision of the training."""
     narrow = step.count * DTYPES[step.precision]
     factor = narrow / step.parameters if step.parameters and narrow < step.parameters else 1.0
     return Needs(
@@ -289,12 +290,12 @@ def from_step(step: MeasuredStep) -> Needs:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast the job of a row is; what is unknown is None.
+    """Speed and cost of a row; unknown values are None.
 
     Attributes:
-        step_seconds: of a step at most: its computation, and then its communication.
-        speedup: samples per second compared with the first row; each rank has as many of them if the batch is unknown.
-        cost: of as many samples as 1,000 steps of the first row have, in the currency of the price.
+        step_seconds: upper bound of a step's time: computation plus communication.
+        speedup: samples per second relative to the first row; equal batches per rank are assumed if they are unknown.
+        cost: cost of as many samples as 1,000 steps of the first row have, in the currency of the price.
     """
 
     step_seconds: float | None = None
@@ -305,14 +306,14 @@ class Pace:
 def paces(needs: Needs, rows: Sequence[Row], compute: float, price: float | None) -> list[Pace]:
     """Return the pace of each row.
 
-    A rank computes for longer with more samples, in proportion; communication is not hidden behind computation, so that
-    a step takes as long as is given here, or less.
+    Computation time is proportional to a rank's samples. Communication does not overlap with computation, so the result
+    is an upper bound.
 
     Args:
-        needs: of the job.
-        rows: its estimate.
-        compute: seconds that a rank of the first row computes in a step.
-        price: of a rank for an hour.
+        needs: needs of the job.
+        rows: its estimates.
+        compute: computation time of a step on a rank of the first row, in seconds.
+        price: price of one rank per hour.
     """
     found: list[Pace] = []
     batch, base = rows[0].rank_batch, None

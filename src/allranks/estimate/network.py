@@ -1,4 +1,4 @@
-"""Networks: how fast they are, by name, as the user gives them, or as ``allranks test`` has measured them."""
+"""Speeds of networks: by name, as the user gives them, or as ``allranks test`` has measured them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from allranks.runs.record import Run, newest_first
 
 @dataclass(frozen=True)
 class Network:
-    """A network: bytes a second that one node, or one GPU, sends and receives at the same time.
+    """A network, with the bytes per second that one node, or one GPU, sends and receives at the same time.
 
     Attributes:
         name: as the user writes it, or where it was measured.
         bandwidth: bytes per second, in each direction.
         place: between the GPUs of a node, between nodes, or both.
-        curves: for each operation, messages as measured: bytes that a rank sends (for shared memory: of the
-            gradients), rising, and seconds. Empty if the bandwidth is the one on paper.
+        curves: for each operation the measured messages: bytes that a rank sends (for shared memory: of the
+           gradients), ascending, and seconds. Empty if the bandwidth is nominal.
         on_cpus: whether it was measured with tensors on CPUs.
     """
 
@@ -39,19 +39,19 @@ class Network:
     on_cpus: bool = False
 
     def serves(self, nodes: int) -> bool:
-        """Whether ranks on so many nodes send over it."""
+        """Whether ranks on ``nodes`` nodes send over it."""
         return self.place in ("both", "within" if nodes == 1 else "between")
 
     def seconds(self, operation: str, sent: float) -> float:
-        """Return how long an operation takes in which a rank sends so many bytes."""
+        """Return the seconds of an operation in which a rank sends ``sent`` bytes."""
         curve = self.curves.get(operation) or self.curves.get("all_reduce")
         return interpolated(curve, sent) if curve else sent / self.bandwidth
 
 
 def interpolated(curve: Sequence[tuple[float, float]], size: float) -> float:
-    """Return the seconds of a size, by a power law between its neighbours.
+    """Return the seconds for a size, interpolated by a power law between its neighbours.
 
-    Below the smallest one it is latency, which is the same for all, and above the largest a rate.
+    Below the smallest size the time is constant (latency), and above the largest the rate is.
     """
     (least, latency), (most, longest) = curve[0], curve[-1]
     if size <= least:
@@ -63,7 +63,7 @@ def interpolated(curve: Sequence[tuple[float, float]], size: float) -> float:
 
 
 #: Ethernet: IEEE 802.3. InfiniBand, four lanes: IBTA's roadmap. PCIe, 16 lanes: PCI-SIG, base specifications 4.0 and
-#: 5.0. NVLink: all links of one GPU in one direction, half of what NVIDIA's data sheets of A100, H100 and B200 add up.
+#: 5.0. NVLink: all links of one GPU in one direction, half of the totals in NVIDIA's data sheets of A100, H100, B200.
 NETWORKS = {
     **{f"{rate}GbE": Network(f"{rate}GbE", rate * 1e9 / 8, "between") for rate in (1, 10, 25, 40, 100, 200, 400)},
     **{
@@ -79,10 +79,10 @@ NETWORKS = {
 
 
 def named(text: str) -> Network:
-    """Return the network of a name, such as ``100GbE``, or of bytes a second, such as ``25GB/s``.
+    """Return the network for a name, such as ``100GbE``, or a rate, such as ``25GB/s``.
 
     Raises:
-        UsageError: it is neither.
+       UsageError: the text is neither.
     """
     known = {name.lower(): network for name, network in NETWORKS.items()}
     if found := known.get(text.lower()):
@@ -98,7 +98,7 @@ def named(text: str) -> Network:
 
 
 def measured(runs_folder: Path) -> Iterator[Network]:
-    """Yield what self-tests in a runs directory have measured, the newest first."""
+    """Yield the networks that self-tests in a runs directory have measured, newest first."""
     with suppress(AllranksError):  # No run, or none that this user may read.
         for run in newest_first(runs_folder):
             if run.record.name == "test" and (found := _of(run)):
@@ -106,7 +106,7 @@ def measured(runs_folder: Path) -> Iterator[Network]:
 
 
 def _of(run: Run) -> Network | None:
-    """Return what a self-test has measured: how long messages take by the bytes that each of n ranks sends.
+    """Return the network that a self-test has measured: seconds of messages by the bytes that each of n ranks sends.
 
     In rings, an all-reduce of S bytes sends 2 (n - 1) / n S bytes (NVIDIA's nccl-tests call the quotient with its time
     "busbw"), an all-gather and a reduce-scatter half of that.

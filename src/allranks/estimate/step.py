@@ -1,4 +1,4 @@
-"""Has one rank of a job make one optimizer step here, and returns what it used."""
+"""Runs one optimizer step of one rank of a job on this machine, and returns its measurements."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.02
 _STEP_FILE = "step.json"
 _USES_US = re.compile(rb"^\s*(?:import|from)\s[^#\n]*\ballranks\b", re.MULTILINE)
-#: As much of what the rank wrote to stderr is shown when it fails.
+#: Bytes of the rank's stderr to show when it fails.
 _SHOWN_BYTES = 20_000
 _OR_NUMBERS = "give numbers instead: --parameters 1.3B --activations 8GB"
 
 
 class StepError(LaunchError):
-    """The rank made no step; ``output`` is what it wrote to stderr."""
+    """The rank made no step; ``output`` is its stderr."""
 
     def __init__(self, what: str, *, why: str | None, fix: str, output: str = "", exit_code: int = 1) -> None:
         super().__init__(what, why=why, fix=fix)
@@ -49,13 +49,13 @@ class StepError(LaunchError):
 
 
 def measure(launch: Launch, ranks: int, seconds: float) -> MeasuredStep:
-    """Run the job's script as one rank of so many, on the CPU of this machine, up to its first optimizer step.
+    """Run the job's script as one of ``ranks`` ranks, on the CPU of this machine, up to its first optimizer step.
 
-    Its run directory is a temporary one. Signals that come meanwhile end it, and then this command.
+    It uses a temporary run directory. Signals end it, and then this command.
 
     Raises:
         JobError: the script does not use ``allranks.init()``.
-        StepError: it failed, ended before, or made no step in so many ``seconds``.
+        StepError: it failed, exited early, or made no step within ``seconds``.
     """
     name = _refuse_others(launch)
     with tempfile.TemporaryDirectory(prefix="allranks-estimate-") as made, noted() as signals:
@@ -68,7 +68,7 @@ def measure(launch: Launch, ranks: int, seconds: float) -> MeasuredStep:
 
 
 def _refuse_others(launch: Launch) -> str:
-    """Raise for a script that would train, because nothing of ours is in it; return its name."""
+    """Raise for a script without ``allranks.init()``, which would train to its end; return its name."""
     job, workdir = launch.job, workdir_of(launch.job, launch.folder)
     name = job.script or job.module or job.binary or ""
     entry = find_entry(job, workdir, same_python=False)
@@ -76,7 +76,7 @@ def _refuse_others(launch: Launch) -> str:
     if entry.kind == "module":
         script = workdir / f"{name.replace('.', '/')}.py"
         script = script if script.is_file() else script.with_suffix("") / "__main__.py"
-    # The modules that it may import from its directory count too.
+    # Modules in its directory count too.
     files = [] if entry.kind == "binary" else [script, *script.parent.glob("*.py")]
     if not any(_USES_US.search(each.read_bytes()) for each in files if each.is_file()):
         raise JobError(
@@ -86,7 +86,7 @@ def _refuse_others(launch: Launch) -> str:
 
 
 def _alone(launch: Launch, folder: Path, order: str) -> Launch:
-    """Return the launch of one rank here, with the job's program, arguments and environment."""
+    """Return a launch of one rank on this machine, with the job's program, arguments and environment."""
     job = launch.job
     variables = {**job.environment.variables, contract.ESTIMATE: order}
     job = job.model_copy(
@@ -105,7 +105,7 @@ def _alone(launch: Launch, folder: Path, order: str) -> Launch:
 
 
 def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[int]) -> tuple[Run, bool]:
-    """Run it to its end, or for so many seconds; return whether it has ended by itself."""
+    """Run it to its end, or for at most ``seconds``; return the run, and whether it ended by itself."""
     run, plan = launching.prepare(launch, kind)
     plan = replace(plan, stdin=None)
     until = time.monotonic() + seconds
@@ -121,7 +121,7 @@ def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[in
     try:
         while not (has_ended := started.wait(_POLL_SECONDS)) and time.monotonic() < until:
             end_if_requested(signals, lambda _: None, run.record.id)
-    except BaseException:  # A signal, too: no process may be left.
+    except BaseException:  # Also for a signal: no process may be left.
         kind.cancel(run)
         raise
     if not kind.status(run).state.is_final:
@@ -130,7 +130,7 @@ def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[in
 
 
 def _error(run: Run, name: str, seconds: float | None, *, has_begun: bool) -> StepError:
-    """Return why there was no step: not in so many seconds, if it has not ended by itself."""
+    """Return the error for a missing step; ``seconds`` is the time limit if that was reached, else None."""
     status = run.record.status
     log = rank_log(run.attempt_folder, 0)
     output = log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace") if log and log.is_file() else ""

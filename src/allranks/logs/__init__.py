@@ -1,1 +1,1 @@
-"""The logs of all ranks, read by the launcher: discovered, merged, followed, searched for a cause."""
+"""Reads the logs of all ranks: discovers, merges and follows them, and finds causes of failures."""

@@ -1,10 +1,10 @@
-"""Equal lines that several ranks write at about the same time become one line.
+"""Merges equal lines that several ranks write at about the same time into one line.
 
 Each rank's lines keep their order, and older lines come first. A line waits while another rank has it pending behind
-other lines: those go out first, so that it goes out once for both. Where ranks wait for each other (one has A, B and
-the other B, A), the oldest line goes out alone.
+other lines: those are emitted first, so that the line is emitted once for both. If ranks wait for each other (one has
+A, B and the other B, A), the oldest line is emitted alone.
 
-Comparing every line costs more than all else, so a flood is compared only where the first lines of two ranks are equal.
+Comparing lines is the largest cost, so in a flood they are compared only if the first lines of two ranks are equal.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-#: More pending bytes are a flood, too much to be read line by line; of each rank, the bytes that are compared in one.
+#: More pending bytes are a flood, too much to process line by line; bytes per rank to compare in a flood.
 _FLOOD, _SAMPLE = 1 << 18, 8192
-#: A line without its newline; the second of equal ones of a rank is (line, 1).
+#: A line without its newline; the second of two equal lines of a rank is (line, 1).
 _Line = bytes | tuple[bytes, int]
 
 
 class LogSource(NamedTuple):
-    """Whose lines: the global rank, or ``contract.ALL_OF_A_NODE``, and the node."""
+    """Source of lines: the global rank, or ``contract.ALL_OF_A_NODE``, and the node."""
 
     rank: int
     node: int
 
 
 class LogBlock(NamedTuple):
-    """Consecutive lines that all of ``sources`` wrote, each with its newline, and when the last of these had them."""
+    """Consecutive lines, each with its newline, that all ``sources`` wrote, and their arrival on the last source."""
 
     arrival: float
     sources: tuple[LogSource, ...]
@@ -43,7 +43,7 @@ class Dedup:
         self._pending: dict[LogSource, list[tuple[float, bytes]]] = {}
 
     def add(self, source: LogSource, arrival: float, lines: bytes) -> None:
-        """Take lines, each with its newline, that arrived no earlier than those before."""
+        """Add lines, each with its newline, that arrived no earlier than previous ones."""
         self._pending.setdefault(source, []).append((arrival, lines))
 
     def oldest(self) -> float | None:
@@ -51,7 +51,7 @@ class Dedup:
         return min((blocks[0][0] for blocks in self._pending.values()), default=None)
 
     def common(self, everyone: int) -> list[LogBlock]:
-        """Emit the lines that are next on all ``everyone`` ranks: there is no other rank to wait for."""
+        """Emit the lines that are next on all ``everyone`` ranks, since no other rank can still write them."""
         firsts = {blocks[0][1].partition(b"\n")[0] for blocks in self._pending.values()}
         if len(self._pending) < everyone or len(firsts) != 1:
             return []
@@ -64,7 +64,7 @@ class Dedup:
         return emitted
 
     def flush(self, until: float) -> list[LogBlock]:
-        """Emit all lines that arrived by ``until``, and those of other ranks that must go out with them."""
+        """Emit all lines that arrived by ``until``, and lines of other ranks that must be emitted with them."""
         oldest = self.oldest()
         if oldest is None or oldest > until:
             return []
@@ -80,7 +80,7 @@ class Dedup:
             self._pending[source] = blocks[len(due) :]
             if len(due) == len(blocks):
                 del self._pending[source]
-        # What a rank wrote at one time stays in its order: sorting is stable.
+        # Sorting is stable: lines of a rank with equal arrival keep their order.
         return sorted(emitted, key=lambda block: block[:2])
 
     def _has_equal_lines(self) -> bool:
@@ -104,12 +104,12 @@ class Dedup:
 
 
 class _Stream:
-    """Pending lines of one rank, one by one.
+    """Pending lines of one rank.
 
     Attributes:
-        lines: the next one last; the second of two equal ones is (line, 1).
-        marks: for lines that arrived together, those that arrived first last: how many lines came later, and when.
-        held: the lines, and those that were taken.
+        lines: pending lines, the next one last; the second of two equal ones is (line, 1).
+        marks: for each group of lines that arrived together, the earliest last: number of later lines, and arrival.
+        held: all lines, including those taken.
     """
 
     __slots__ = ("_blocks", "_is_cut", "held", "lines", "marks", "source")
@@ -152,7 +152,7 @@ class _Stream:
 
 
 def _merge(streams: list[_Stream], until: float) -> Iterator[LogBlock]:
-    """Emit until no line is due any more."""
+    """Emit lines until none is due."""
     holders = _count_holders(streams)
     heads = [(stream.marks[-1][1], stream.source, stream) for stream in streams]
     heapq.heapify(heads)
@@ -174,7 +174,7 @@ def _count_holders(streams: Iterable[_Stream]) -> Counter[_Line]:
 
 
 def _next(oldest: _Stream, streams: list[_Stream], holders: Counter[_Line]) -> list[_Stream]:
-    """Return the streams whose next line goes out now: that of the oldest one, or one that has to go out before it."""
+    """Return the streams whose next line to emit now: the oldest line, or one that must precede it."""
     stream = oldest
     seen: set[_Stream] = set()
     while stream not in seen:
@@ -186,7 +186,7 @@ def _next(oldest: _Stream, streams: list[_Stream], holders: Counter[_Line]) -> l
         if len(group) == holders[line]:
             return group
         stream = next(other for other in streams if line in other.held and other not in group)
-    # They wait for each other: the oldest line goes out now, and on the others later.
+    # They wait for each other: emit the oldest line now, and the others' copy later.
     line = oldest.lines[-1]
     group = [other for other in streams if other.lines and other.lines[-1] == line]
     holders[line] -= len(group)
@@ -196,7 +196,7 @@ def _next(oldest: _Stream, streams: list[_Stream], holders: Counter[_Line]) -> l
 
 
 def _take(group: list[_Stream], holders: Counter[_Line]) -> LogBlock:
-    """Take the next line of a group, and the lines after it that came with it on all of the group and on no other."""
+    """Take the next line of a group, and following lines that arrived with it on exactly these streams."""
     size = len(group)
     most = min([len(stream.lines) - stream.marks[-1][0] for stream in group])
     arrival = max([stream.marks[-1][1] for stream in group])

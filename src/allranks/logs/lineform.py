@@ -1,4 +1,4 @@
-"""How lines of merged logs are shown: selected, formatted, prefixed, and tracebacks shortened.
+"""Selects, formats and prefixes lines of merged logs, and shortens tracebacks.
 
 The prefix is ``[3]`` for a rank, ``[1:3]`` on several nodes, ``[0,2-3]`` for equal lines of ranks, and
 ``[node 1]`` if all ranks of a node write into one file.
@@ -16,28 +16,28 @@ from allranks import contract
 from allranks.logs.cause import is_foreign
 from allranks.logs.dedup import LogSource
 
-#: Arrival, in ms since 1970, of bytes that no index noted: last.
+#: Arrival, in ms since 1970, of bytes that no index has: sorts last.
 UNKNOWN_ARRIVAL = 1 << 62
-#: Codes of colours that can be read on light and on dark terminals; ranks take turns.
+#: ANSI codes of colours that are readable on light and dark terminals; ranks cycle through them.
 _COLOURS = (36, 33, 35, 32, 34, 31)
 _REMEMBERED = 4096
 _FRAME = re.compile(rb'  File "([^"]+)", line \d+, in ')
-#: What stands below a frame: its source, marked or not, and how often it is repeated.
+#: Starts of lines below a frame: its source line, and the number of repeats.
 _BELOW = (b"    ", b"  [Previous line repeated ")
-#: The package of a file, by the last directory of packages on its path; what has none is Python's own, or ours.
+#: The package of a file, by the last directory of packages in its path; others belong to Python or allranks.
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/([^/.]+)|.*/(allranks)/(?:agent|record|runtime|selftest|system)/")
 
 
 @dataclass(frozen=True)
 class LineForm:
-    """Which lines are shown, and how.
+    """Which lines to show, and how.
 
     Attributes:
         since: only lines that arrived at this time or later, in ms since 1970.
         pattern: only lines that contain a match.
         timestamps: put the local time of arrival before each line.
         as_json: write each line as a JSON object.
-        fold_frames: show of tracebacks only the frames in the user's code and the last one, and count the others.
+        fold_frames: show only the frames in the user's code and the last one in tracebacks, and count the others.
     """
 
     since: float = 0.0
@@ -47,7 +47,7 @@ class LineForm:
     fold_frames: bool = False
 
     def chosen(self, arrival: float, text: bytes) -> bytes:
-        """Return those of some lines that are shown."""
+        """Return the lines of ``text`` to show."""
         if arrival < self.since:
             return b""
         if self.pattern is None:
@@ -55,7 +55,7 @@ class LineForm:
         return b"".join(line + b"\n" for line in text[:-1].split(b"\n") if self.pattern.search(line))
 
     def stamp(self, arrival: float) -> bytes:
-        """Return the time of arrival, which stands before the prefix and is known to about 0.1 s."""
+        """Format the time of arrival, which precedes the prefix and is known to about 0.1 s."""
         if not self.timestamps:
             return b""
         when = _moment(arrival)
@@ -75,12 +75,12 @@ class LineForm:
 
 
 def _moment(arrival: float) -> datetime | None:
-    """Return a time of arrival in UTC; None if it is not known."""
+    """Return a time of arrival in UTC; None if unknown."""
     return datetime.fromtimestamp(arrival / 1000, timezone.utc) if arrival < UNKNOWN_ARRIVAL else None
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Write ranks as ``0,2-3,7``."""
+    """Format ranks as ``0,2-3,7``."""
     parts: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if parts and parts[-1][-1] == rank - 1:
@@ -99,7 +99,7 @@ class Prefixes:
         self._made: dict[tuple[LogSource, ...], bytes] = {}
 
     def set_several_nodes(self, several: bool) -> None:
-        """Set whether the attempt has several nodes: a single rank is then named with its node."""
+        """Set whether the attempt has several nodes: prefixes of single ranks then include the node."""
         if several != self._several_nodes:
             self._several_nodes = several
             self._made.clear()
@@ -134,13 +134,13 @@ class Frames:
         self._last: list[bytes] = []
 
     def fold(self, block: bytes) -> bytes:
-        """Return complete lines without such frames; what is known of those at the end comes with the line after."""
+        """Return complete lines without such frames; trailing ones are counted with the next line."""
         if not self._last and b'  File "' not in block:
             return block
         return b"".join(map(self._line, block.splitlines(keepends=True)))
 
     def end(self) -> bytes:
-        """Return the line for the frames that were left out last, if there are any, and the last frame."""
+        """Return the line that counts the frames left out last, if there are any, and the last frame."""
         last, self._last = b"".join(self._last), []
         return self._counted() + last
 

@@ -1,7 +1,7 @@
-"""The logs of all ranks of an attempt as one stream of lines, in the order in which they arrived, read or followed.
+"""Merges the logs of all ranks of an attempt into one stream of lines, in order of arrival.
 
-The order comes from the nodes' indexes alone (``logindex``), so that following a run and reading it afterwards show the
-same. Lines wait up to ``HOLD`` ms for the same line of another rank.
+The order depends only on the nodes' indexes (``logindex``), so that following a run and reading it afterwards give the
+same result. A line waits up to ``HOLD`` ms for the same line of another rank.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from allranks.logs.lineform import UNKNOWN_ARRIVAL, LineForm, Prefixes
 from allranks.logs.streams import AttemptLogs, LogStream
 from allranks.record.logindex import KINDS, Growth
 
-#: Ranks' lines fold when they arrived within this many ms: a tick of the index, its jitter, and some skew.
+#: Equal lines are merged if they arrived within this many ms: a tick of the index, its jitter, and some clock skew.
 HOLD = 75
-#: Lines that arrived within this many ms of the oldest one go out with it, so that nodes cause no busy work.
+#: Lines that arrived within this many ms of the oldest one are written with it, to limit the number of writes.
 TOGETHER = 15
-#: More pending bytes than this go out at once: memory must stay bounded.
+#: More pending bytes than this are written at once, to bound memory.
 FLOOD = 4 << 20
-#: What is read of each stream in turn in a flood, at least.
+#: Least bytes to read from each stream in turn in a flood.
 _LEAST_SHARE = 1 << 16
 _MOST_SHARE = 1 << 20
-#: What is written at once, at least: more costs memory again each time, less a call each.
+#: Least bytes to write at once: more costs memory, less costs calls.
 _LEAST_WRITE = 1 << 18
-#: Seconds between two polls. With the index's ticks and the wait for equal lines a line takes about 0.1 s.
+#: Seconds between polls. With the index's ticks and the wait for equal lines, a line is delayed by about 0.1 s.
 INTERVAL = 0.02
 
-#: Where lines go: a function that writes all that it is given.
+#: A function that writes bytes.
 Sink: TypeAlias = Callable[[bytes], object]
 
 
 class MergedLogs:
-    """Merges the logs of an attempt into two sinks. Call ``pump`` while it runs, ``finish`` when it ended.
+    """Merges the logs of an attempt into two sinks. Call ``pump`` while it runs, and ``finish`` when it has ended.
 
     Args:
         folder: the attempt's directory; nodes' directories and logs in it may appear later.
@@ -50,13 +50,13 @@ class MergedLogs:
         nodes: nodes to show; None for all.
         fold: show a line that several ranks wrote at the same time once.
         colour: colour the prefixes by rank.
-        nnodes: how many nodes the attempt has, if known; else as many as there are directories.
-        world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
-        form: which lines are shown, and how; None: all, each with its prefix.
-        keyboard: the rank that reads the terminal, if one does: its unfinished line is a prompt.
-        hurries: if indexes have noted more than so many growths since the last call, what each log has grown by is
-            read at once: sooner, but in the order of these pieces. Of a piece of MBs only the end is read, which may
-            start in the middle of a line. None: all lines, in the order in which they came.
+        nnodes: number of nodes of the attempt, if known; else the number of directories.
+        world_size: number of ranks of the attempt, if known. A line that all have written is then shown at once.
+        form: which lines to show, and how; None: all, each with its prefix.
+        keyboard: the rank that reads the terminal, if any: its unfinished line is a prompt.
+        hurries: if the indexes have more new entries than this, read the growth of each log at once: faster, but lines
+           are ordered only by these pieces. Of a piece of several MB only the end is read, which may start mid-line.
+           None: all lines, in order of arrival.
         clock: monotonic seconds.
     """
 
@@ -96,10 +96,10 @@ class MergedLogs:
         self._bar: LogStream | None = None
         self._keyboard = keyboard
         self._prompt: LogStream | None = None
-        self._prompted = b""  # The part of its line that was shown.
+        self._prompted = b""  # The shown part of the keyboard rank's line.
 
     def pump(self) -> None:
-        """Write what has arrived and need not wait. Returns at once when there is nothing."""
+        """Write the lines that have arrived and need not wait; does not block."""
         self._discover()
         before = self._latest
         self._take(self._growths())
@@ -110,10 +110,10 @@ class MergedLogs:
             self._write({kind: dedup.common(self._everyone) for kind, dedup in self._dedups.items()})
 
     def finish(self) -> None:
-        """Write all that is left, also unfinished lines and bytes that no index noted: the run has ended."""
+        """Write everything left after the end of the run, including unfinished lines and bytes that no index has."""
         self._discover()
         self._take(self._growths())
-        # The arrival of what follows is not known: a user who followed the run has seen these lines before it.
+        # The arrival of the rest is unknown; a user who followed the run has seen these lines before it.
         self._flush(UNKNOWN_ARRIVAL)
         self._take(iter(self._logs.unindexed(UNKNOWN_ARRIVAL)))
         for stream in self._logs.streams():
@@ -125,7 +125,7 @@ class MergedLogs:
     def transient(self) -> bytes | None:
         """Return the newest unfinished progress bar with its prefix, for the last line of a terminal.
 
-        It is no part of what the sinks get. Draw it after ``pump`` and wipe it before the next one.
+        The sinks do not get it. Draw it after ``pump`` and erase it before the next call.
         """
         text = self._bar.cutter.progress() if self._bar else None
         return self._prefix((self._bar.source,)) + text if self._bar and text else None
@@ -133,7 +133,7 @@ class MergedLogs:
     def prompt(self) -> bytes | None:
         """Return the unfinished line of the rank that reads the terminal, with its prefix, to be shown at once.
 
-        When something was typed behind it, the sinks do not get it: it stands there, with what was typed.
+        Once the user has typed an answer, the sinks do not get the line, since it is on the screen already.
         """
         self._prompted = self._prompt.cutter.unfinished() if self._prompt else b""
         return self._prefix((self._prompt.source,)) + self._prompted if self._prompt and self._prompted else None
@@ -156,7 +156,7 @@ class MergedLogs:
         return iter(few if len(few) <= self._hurries else last.values())
 
     def _take(self, growths: Iterator[Growth]) -> None:
-        # Nodes tick at different moments; what they noted within a few ms is read in turns.
+        # Nodes tick at different times: growths within a few ms of each other are read in turns.
         for _, group in groupby(growths, key=lambda growth: growth.time // TOGETHER):
             reads = list(group)
             if reads[0].time < UNKNOWN_ARRIVAL:
@@ -188,7 +188,7 @@ class MergedLogs:
                 self._flush(UNKNOWN_ARRIVAL)
 
     def _feed(self, stream: LogStream, chunk: bytes) -> bytes:
-        """Return the lines that are complete now, without the one that was shown as a prompt and answered."""
+        """Return the newly complete lines, without one that was shown as a prompt and answered."""
         block = stream.cutter.feed(chunk)
         if stream.source.rank != self._keyboard:
             return block
@@ -199,9 +199,9 @@ class MergedLogs:
         return block
 
     def _accept(self, stream: LogStream, arrival: int, block: bytes) -> None:
-        """Take complete lines of a stream, without the parts of tracebacks that are not shown."""
+        """Take complete lines of a stream, and leave out the parts of tracebacks that are not shown."""
         if stream.kind == "e":
-            # Torch puts the rank before each line of a traceback: our prefix shows it, and equal lines would differ.
+            # torch adds the rank to each line of a traceback. Our prefix shows it, and equal lines would differ.
             rank = b"[rank%d]: " % stream.source.rank
             if rank in block:
                 block = (b"\n" + block).replace(b"\n" + rank, b"\n")[1:]
@@ -210,7 +210,7 @@ class MergedLogs:
         self._take_in(stream, arrival, block)
 
     def _take_in(self, stream: LogStream, arrival: int, block: bytes) -> None:
-        """Take complete lines: they wait for equal lines of other ranks, or are written at once."""
+        """Queue complete lines until equal lines of other ranks can arrive, or write them at once."""
         if not block:
             return
         if self._fold:
@@ -221,7 +221,7 @@ class MergedLogs:
             (self.out if stream.kind == "o" else self.err)(b"".join(parts))
 
     def _release(self, now: int) -> None:
-        """Write the lines that have waited long enough at a time of the index."""
+        """Write the lines that have waited long enough at time ``now`` of the index."""
         while ages := [age for dedup in self._dedups.values() if (age := dedup.oldest()) is not None]:
             if min(ages) + HOLD > now:
                 return
@@ -231,10 +231,10 @@ class MergedLogs:
         self._write({kind: dedup.flush(until) for kind, dedup in self._dedups.items()})
 
     def _write(self, emitted: dict[str, list[LogBlock]]) -> None:
-        """Write blocks of stdout and of stderr in one order."""
+        """Write blocks of stdout and stderr, merged by arrival."""
         sinks: dict[str, Sink] = {"o": self.out, "e": self.err}
         tagged = ([(kind, block) for block in blocks] for kind, blocks in emitted.items())
-        # At one time stdout comes first: merge() is stable, and "o" is the first of KINDS.
+        # At equal arrival stdout comes first: merge() is stable, and "o" is the first of KINDS.
         merged = heapq.merge(*tagged, key=lambda entry: entry[1].arrival)
         for kind, entries in groupby(merged, key=lambda entry: entry[0]):
             batch: list[bytes | memoryview] = []
@@ -255,7 +255,7 @@ class MergedLogs:
         if self._form.as_json:
             return self._form.objects(kind, block.sources, block.arrival, chosen)
         prefix = self._form.stamp(block.arrival) + self._prefix(block.sources)
-        # In parts, so that the text is copied but once before it is written.
+        # In parts, so that the text is copied only once before it is written.
         return prefix, memoryview(chosen.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
 
 
@@ -266,9 +266,9 @@ def follow(
     *,
     around: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
-    """Write the ranks' lines as they come; return when the run has ended and all is written.
+    """Write the ranks' lines as they arrive; return when the run has ended and everything is written.
 
-    ``wait`` may return earlier when the run ends; ``around`` calls each step that it is given, and draws a bar, say.
+    ``wait`` may return early when the run ends. ``around`` calls each step passed to it, and may draw a progress bar.
     """
     step = around or (lambda action: action())
     while not ended():
@@ -278,7 +278,7 @@ def follow(
 
 
 class Tail:
-    """Keeps the last lines of both sinks. Give ``out`` and ``err`` to a ``MergedLogs``, then ``write`` what is kept."""
+    """Keeps the last lines of both sinks: pass ``out`` and ``err`` to a ``MergedLogs``, then call ``write``."""
 
     def __init__(self, lines: int) -> None:
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=lines)

@@ -1,4 +1,4 @@
-"""The log files of an attempt: found as they appear, read as the nodes' indexes say, cut into complete lines.
+"""The log files of an attempt: discovered as they appear, read by the nodes' indexes, cut into complete lines.
 
 Unfinished lines wait, endless ones are cut, and ``\\r`` overwrites.
 """
@@ -19,17 +19,17 @@ from allranks.record.logindex import KINDS, Growth, LogIndexReader
 
 _NODE = re.compile(r"node-(\d+)")
 _LOG = re.compile(r"(?:rank-(\d+)|node)\.(out|err)")
-#: A line longer than this is passed on in pieces, so that memory stays bounded.
+#: A line longer than this is split, to bound memory.
 LONGEST = 1 << 20
-#: Moves of the cursor, erasures and colours (ECMA-48 control sequences): what bars wipe themselves with.
+#: Control sequences (ECMA-48) for cursor, erasing and colours, with which progress bars erase themselves.
 _CONTROL = re.compile(rb"\x1b\[[0-?]*[@-~]")
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
 class LogStream:
-    """One rank's stdout or stderr, or that of all ranks of a node, and how far it was read.
+    """The stdout or stderr of one rank, or of all ranks of a node, with the position read so far.
 
-    The file is opened for each read, so that thousands of ranks do not need thousands of open files.
+    The file is opened for each read, because thousands of ranks would need thousands of open files.
     """
 
     def __init__(self, path: Path, source: LogSource, kind: str) -> None:
@@ -47,9 +47,9 @@ class LogStream:
         return 0
 
     def read(self, end: int, most: int) -> bytes:
-        """Read on towards ``end``, at most so many bytes; nothing while the file is shorter than that."""
+        """Read up to offset ``end``, at most ``most`` bytes; nothing while the file is shorter than ``end``."""
         length = min(end - self.at, most)
-        # Shorter than was noted: it was cut since, or a shared filesystem shows an old state.
+        # Shorter than the index says: it was truncated, or a shared file system shows an old state.
         if length <= 0 or self.size() < end:
             return b""
         with contextlib.suppress(OSError):
@@ -63,18 +63,18 @@ class LogStream:
         return b""
 
     def restart(self) -> bytes:
-        """Read from the start of the file again, which was cut short; return the line that was unfinished."""
+        """Start again at the beginning of a truncated file; return the unfinished line."""
         self.at = 0
         return self.cutter.end()
 
     def skip_to(self, at: int) -> None:
-        """Read from there next; the line that is unfinished is dropped."""
+        """Continue at offset ``at``, and drop the unfinished line."""
         self.at = at
         self.cutter.end()
 
 
 class AttemptLogs:
-    """The log files of an attempt: of these global ranks and nodes, None for all."""
+    """The log files of an attempt for some global ranks and nodes; None for all."""
 
     def __init__(self, folder: Path, ranks: Collection[int] | None, nodes: Collection[int] | None) -> None:
         self._folder = folder
@@ -86,7 +86,7 @@ class AttemptLogs:
         self._unread: dict[tuple[LogSource, str], Growth] = {}
 
     def discover(self) -> int:
-        """Look for new directories of nodes; return how many there are, selected or not."""
+        """Find new directories of nodes; return how many there are, selected or not."""
         for name, path in _entries(self._folder):
             match = _NODE.fullmatch(name)
             if match and (node := int(match[1])) not in self._found:
@@ -100,7 +100,7 @@ class AttemptLogs:
         return [self._streams[key] for key in sorted(self._streams, key=lambda key: (key[0], key[1] != "o"))]
 
     def growths(self) -> Iterator[Growth]:
-        """Yield what the indexes noted since the last call, in order of time over all nodes."""
+        """Yield new entries of the indexes, in order of time over all nodes."""
         unread, self._unread = self._unread, {}
         yield from unread.values()
         indexes = [index.read() for _, index in sorted(self._indexes.items())]
@@ -122,7 +122,7 @@ class AttemptLogs:
         return stream
 
     def unindexed(self, time: int) -> list[Growth]:
-        """Return the bytes that no index noted, as if they had arrived at ``time``."""
+        """Return the bytes that no index has, as growths at ``time``."""
         self._unread.clear()
         growths = []
         for node in self._indexes:
@@ -150,47 +150,47 @@ class LineCutter:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next bytes of the stream, at most ``LONGEST``, and return the lines that are complete now."""
+        """Take the next bytes of the stream, at most ``LONGEST``; return the newly complete lines."""
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             return self._hold(self._rest + chunk)
         block = _tidy(b"".join((self._rest, memoryview(chunk)[:cut])))
         self._rest = b""
         end = block.find(b"\n")
-        if end > LONGEST:  # The other lines came whole in a chunk, and are shorter.
+        if end > LONGEST:  # Other lines are within a chunk, and shorter.
             block = b"\n".join(_in_pieces(block[:end])) + block[end:]
         return block + self._hold(chunk[cut:])
 
     def end(self) -> bytes:
-        """Return the unfinished line, finished: the stream has ended."""
+        """Return the unfinished line at the end of the stream, with a newline."""
         rest, self._rest = self._rest, b""
         return _tidy(rest + b"\n") if rest else b""
 
     def progress(self) -> bytes | None:
-        """Return the text of an unfinished line that is drawn with ``\\r``: a progress bar."""
+        """Return the text of an unfinished line with ``\\r``: a progress bar."""
         if b"\r" not in self._rest:
             return None
         text = self._rest.strip(b"\r").rpartition(b"\r")[2]
         return None if _is_blank(text) else text
 
     def unfinished(self) -> bytes:
-        """Return the text of an unfinished line that is not drawn: a prompt, or the first half of a line."""
+        """Return the text of an unfinished line without ``\\r``: a prompt, or the start of a line."""
         return b"" if b"\r" in self._rest else self._rest
 
     def _hold(self, text: bytes) -> bytes:
         if b"\r" in text:
             body = text.rstrip(b"\r")
-            # A bar that runs for hours is one line: keep only what it shows now. The \r before it stays, so
-            # that the finished line is known for a bar; the one after it stays, as \n may follow.
+            # A bar that runs for hours is one line: keep only its current text. The \r before it marks the line
+            # as a bar; the one after it is kept because \n may follow.
             text = body[max(body.rfind(b"\r"), 0) :] + (b"\r" if len(body) < len(text) else b"")
         *pieces, self._rest = _in_pieces(text)
         return b"".join(_tidy(piece + b"\n") for piece in pieces)
 
 
 def _tidy(block: bytes) -> bytes:
-    """Make ``\\r\\n`` end a line like ``\\n``, and keep of each line what stands after its last ``\\r``.
+    """Replace ``\\r\\n`` by ``\\n``, and keep only the text after the last ``\\r`` of each line.
 
-    A bar that was wiped, by spaces or a terminal's code for it, leaves no line.
+    A bar that was erased, by spaces or a control sequence, leaves no line.
     """
     block = block.replace(b"\r\n", b"\n")
     if b"\r" not in block:
@@ -208,7 +208,7 @@ def _is_blank(text: bytes) -> bool:
 
 
 def _in_pieces(line: bytes) -> list[bytes]:
-    """Cut a line that is too long in pieces, not inside a UTF-8 character; other bytes are cut where they are."""
+    """Split a line that is too long, but not inside a UTF-8 character."""
     pieces = []
     while len(line) > LONGEST:
         cut = next((cut for cut in range(LONGEST, LONGEST - 4, -1) if line[cut] & 0xC0 != 0x80), LONGEST)

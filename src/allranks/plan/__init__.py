@@ -1,1 +1,1 @@
-"""What will be executed: rank layout, environment and scripts."""
+"""The plan of a job: rank layout, environment, commands and scripts."""

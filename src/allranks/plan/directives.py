@@ -1,4 +1,4 @@
-"""What a batch scheduler is asked for, as lines at the top of a script, or as words of a command."""
+"""Requests to a batch scheduler, as directives at the top of a script, or as options of a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allranks.job.options import TARGETS
 from allranks.plan.plan import Reason
 from allranks.plan.script import comment
 
-#: A line of a script that is for a scheduler.
+#: A directive in a script.
 DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|\$)(?=[ \t])", re.MULTILINE)
 
 if TYPE_CHECKING:
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Directive:
-    """One thing that is requested of the scheduler."""
+    """One request to the scheduler."""
 
     option: str  # Such as --nodes.
     value: str | None  # None for an option without one.
-    why: str  # The key of the job that requests it, or another reason.
-    note: str | None = None  # A comment above the line, where it is not obvious.
+    why: str  # The job's key, or another reason.
+    note: str | None = None  # A comment above the line, if it is not obvious.
 
     @property
     def reason(self) -> Reason:
-        """The line of the plan for it."""
+        """Its line in the plan."""
         return Reason(self.option, self.value or "", self.why)
 
 
 def given(*options: tuple[str, object, str, str | None] | tuple[str, object, str]) -> Iterator[Directive]:
-    """Yield directives from option, value, why and note, but for those with no value; True is an option without one."""
+    """Yield directives from (option, value, why, note), skipping empty values; True is an option without a value."""
     for option, value, why, *note in options:
         if value:
             yield Directive(option, None if value is True else str(value), why, *note)
 
 
 def warning_seconds(job: Job) -> int:
-    """Return how long before its limit a job is warned; 0: it is not."""
+    """Return how many seconds before its time limit a job is warned; 0: no warning."""
     requested, limit = int(job.retry.warn_before), job.resources.time
     return requested if limit is None else min(requested, limit // 2)
 
 
 def mail_letters(job: Job) -> str:
-    """Return the events of a job's mail as the ``-m`` of PBS and Grid Engine names them, which know no requeue."""
+    """Return the events of a job's mail as letters for ``-m`` of PBS and Grid Engine, which have none for a requeue."""
     letters = {"start": "b", "failure": "a", "end": "e"}
     return "".join(letters[event] for event in letters if event in job.notify.on) or "n"
 
 
 def lines_of(job: Job, prefix: str) -> list[str]:
-    """Return a job's own directives without their ``#SBATCH`` or the like; raise a JobError if one is several lines."""
+    """Return the user's directives without ``#SBATCH`` or the like; raise a JobError if one has several lines."""
     lines = [line.strip().removeprefix(prefix).strip() for line in job.scheduler.directives]
     for line in lines:
         if not line.isprintable():
@@ -66,12 +66,12 @@ def lines_of(job: Job, prefix: str) -> list[str]:
 
 
 def with_log_paths(job: Job, folder: Path, *, may_lack: bool) -> Job:
-    """Return the job with absolute paths for the scheduler's own logs: where it is submitted does not matter then.
+    """Return the job with absolute paths for the scheduler's logs, independent of where it is submitted.
 
-    Paths of the job are relative to ``folder``; ``may_lack`` is whether their directories may be made later.
+    Paths of the job are relative to ``folder``; ``may_lack``: their directories may be created later.
 
     Raises:
-        JobError: there is no such directory.
+       JobError: a directory does not exist.
     """
     requested = job.scheduler
     paths = {key: folder / path for key in ("output", "error") if (path := getattr(requested, key))}
@@ -87,7 +87,7 @@ def with_log_paths(job: Job, folder: Path, *, may_lack: bool) -> Job:
 
 
 def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
-    """Yield the lines for directives, each behind ``prefix``; raise a JobError for a value of several lines."""
+    """Yield the lines for directives, each after ``prefix``; raise a JobError for a value with several lines."""
     for directive in directives:
         if directive.note:
             yield comment(directive.note)
@@ -95,12 +95,12 @@ def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
 
 
 def words_for_shell(job: Job, directives: Iterable[Directive], for_a_script: re.Pattern[str]) -> Iterator[str]:
-    """Yield the words of a job's directives for the command that gives a shell.
+    """Yield a job's directives as words for the command that opens a shell.
 
-    Options that ``for_a_script`` matches are for a batch script alone; so is the name if the job has none of its own.
+    Options that ``for_a_script`` matches are only for batch scripts; so is the name if the user has given none.
 
     Raises:
-        JobError: a directive of the user's own cannot be read.
+       JobError: a directive of the user cannot be parsed.
     """
     is_named = any(getattr(job, key) for key in ("name", *TARGETS))
     for directive in directives:
@@ -114,13 +114,13 @@ def words_for_shell(job: Job, directives: Iterable[Directive], for_a_script: re.
 
 
 def plain_name(name: str, longest: int | None = None) -> str:
-    """Return a job's name with characters that each scheduler takes: it starts with a letter."""
+    """Return a job's name in characters that each scheduler accepts, starting with a letter."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
     return (plain if plain[0].isalpha() else f"j{plain}")[:longest]
 
 
 def _value(directive: Directive) -> str:
-    """Quote a value as sbatch and qsub read it: a backslash keeps the next character, within quotes too."""
+    """Quote a value for sbatch and qsub: a backslash escapes the next character, also inside quotes."""
     value = directive.value
     if value is None:
         return ""
@@ -129,5 +129,5 @@ def _value(directive: Directive) -> str:
         raise JobError(what, why=why, fix=f"write {directive.why} without line breaks and control characters")
     if not re.fullmatch(r"[^\s\"'\\#]+", value):
         value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
-    # An option of one letter takes it as a word of its own.
+    # An option of one letter takes its value as a separate word.
     return f"{' ' if re.fullmatch('-[A-Za-z]', directive.option) else '='}{value}"

@@ -1,4 +1,4 @@
-"""What the ranks run: found, checked, and refused early when it cannot work."""
+"""Finds and checks the program that the ranks run, and rejects early what cannot work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allranks.plan.directives import DIRECTIVE
 if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job
 
-#: Files that are compiled without an error, or are not, and are never scripts: what to do with them.
+#: Suffixes of files that are not scripts, whether they compile or not, and what to do with them.
 _NEVER_SCRIPTS = {
     ".ipynb": ("a notebook", "make a script of it: jupyter nbconvert --to script {0}"),
     ".json": (
@@ -32,22 +32,22 @@ _NEVER_SCRIPTS = {
 _ELSEWHERE = "write the script's path, or cd to its directory"
 _MOST_SHOWN = 5
 _ELF = b"\x7fELF"
-#: As much of a file is read to tell what it is.
+#: Bytes to read from a file to find out what it is.
 _START = 64 * 1024
-#: A line of a shell script that starts ranks by itself.
+#: A line of a shell script that starts ranks.
 _LAUNCHER = re.compile(
     rb"^[ \t]*(?:(?:exec|time|nohup|\w+=\S*)[ \t]+)*(?:(?:\S*/)?python[\d.]*[ \t]+(?:-u[ \t]+)?-m[ \t]+)?"
     rb"(torchrun|torch\.distributed\.(?:run|launch)|srun|mpirun|mpiexec|accelerate(?:\.commands\.|[ \t]+)launch"
     rb"|deepspeed)(?=[ \t\\])",
     re.MULTILINE,
 )
-#: How a source names its encoding, in one of its first two lines (PEP 263).
+#: Encoding declaration in one of the first two lines of a source (PEP 263).
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the ranks run: the kind, and the absolute path, or the name that is looked up on the node."""
+    """The program of the ranks: its kind, and its absolute path or a name to look up on the node."""
 
     kind: Literal["script", "module", "binary"]
     target: str
@@ -55,7 +55,7 @@ class Program:
 
 
 def name_of(job: Job) -> str:
-    """Return the job's name: as given, else that of what it runs, fit for a directory's name."""
+    """Return the job's name: as given, else derived from its program, suitable as a directory name."""
     if job.name:
         return job.name
     target = job.module.rpartition(".")[2] if job.module else Path(job.script or job.binary or "").stem
@@ -63,10 +63,10 @@ def name_of(job: Job) -> str:
 
 
 def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
-    """Find what the job runs; ``same_python``: the ranks run on this interpreter, so that its syntax is theirs.
+    """Find the job's program; ``same_python``: the ranks use this interpreter, so the syntax can be checked.
 
     Raises:
-        JobError: it is not there, or it is not Python.
+       JobError: the program does not exist, or is not Python.
     """
     try:
         return _find_entry(job, workdir, same_python)
@@ -172,7 +172,7 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
 
 
 def _starts_ranks(script: bytes) -> str | None:
-    """Return why each rank must not run a shell script: it is for a scheduler, or starts ranks; None: it does not."""
+    """Return why a shell script must not run in each rank: it is for a scheduler, or starts ranks; None if it may."""
     if directive := DIRECTIVE.search(script):
         return f"it is a batch script ({directive[0].decode()})"
     launcher = _LAUNCHER.search(script)
@@ -202,7 +202,7 @@ def _missing(path: Path, name: str) -> JobError:
 
 
 def _check_syntax(path: Path, name: str) -> None:
-    """Compile a script as its ranks will: what cannot be compiled would fail in all of them."""
+    """Compile a script, as its ranks will, to find syntax errors."""
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     fix = "correct it" if path.suffix == ".py" else "if it is not a Python script: --binary"
     source = path.read_bytes()
@@ -211,7 +211,7 @@ def _check_syntax(path: Path, name: str) -> None:
     _check_encoding(source, name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # They are the ranks' to show.
+            warnings.simplefilter("ignore")  # The ranks print them.
             compile(source, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""

@@ -1,4 +1,4 @@
-"""Directory, interpreter and environment variables of the ranks, as far as the job leaves them open, and why."""
+"""Chooses directory, interpreter and environment variables of the ranks where the job leaves them open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DEBUG = {
     "TORCH_SHOW_CPP_STACKTRACES": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-#: What an agent decides on its node, unless it is set, and by which rule.
+#: Variables that an agent decides on its node unless they are set, and the rule.
 _DECIDED_ON_NODES = {
     "GLOO_SOCKET_IFNAME": "the interface that carries the route to the first node",
     "NCCL_SOCKET_IFNAME": "likewise; not set where an InfiniBand or RoCE port is active: NCCL finds it",
@@ -40,7 +40,7 @@ _DECIDED_ON_NODES = {
 
 
 def workdir_of(job: Job, folder: Path) -> Path:
-    """Return the ranks' absolute working directory, from ``folder`` on; raise a JobError if there is none."""
+    """Return the ranks' absolute working directory, relative to ``folder``; raise a JobError if it does not exist."""
     workdir = Path(os.path.normpath(folder / job.workdir))
     if not workdir.is_dir():
         fix = f"mkdir -p {shlex.quote(str(workdir))}, or workdir (--workdir) with a directory that is there"
@@ -51,10 +51,10 @@ def workdir_of(job: Job, folder: Path) -> Path:
 
 
 def python_of(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> tuple[tuple[str, ...], Reason]:
-    """Return the command line of the ranks' interpreter, and why: as asked, that of their environment, or this one.
+    """Return the command line of the ranks' interpreter and the reason: the job's, its environment's, or this one.
 
-    Where this one has no torch, as that of a tool installed for itself, it is that of the active environment.
-    ``elsewhere`` is whether the ranks run where this interpreter is not.
+    If this interpreter has no torch, as with an isolated tool installation, it is that of the active environment.
+    ``elsewhere``: the ranks run where this interpreter does not exist.
     """
     command, why = _choose_python(job, environ, elsewhere)
     return command, Reason("python", shlex.join(command), why)
@@ -82,7 +82,7 @@ def _choose_python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tup
 
 @cache
 def _works(python: str) -> bool:
-    """Return whether an interpreter runs, and can run agents."""
+    """Return whether an interpreter works and can run agents."""
     program = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
         return not subprocess.run([python, "-c", program], capture_output=True, timeout=10).returncode
@@ -97,9 +97,9 @@ def environment_of(job: Job, folder: Path) -> Environment:
 
 
 def missing_here(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the notes that a venv, conda environment or interpreter of the job is not on this machine.
+    """Return notes on a venv, conda environment or interpreter of the job that is missing on this machine.
 
-    Set-up lines, modules and containers can bring any of them: then nothing is known.
+    None if there are set-up lines, modules or a container, which may provide them.
     """
     chosen = environment_of(job, folder)
     if chosen.setup or chosen.modules or chosen.node_setup or chosen.container:
@@ -110,21 +110,21 @@ def missing_here(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[st
     if chosen.conda and (missing := _missing_conda(chosen.conda, environ)):
         notes.append(f"environment.conda: there is no {missing}")
     if chosen.python and not (chosen.conda or chosen.venv):
-        program = chosen.python[0]  # A path in it is one from the ranks' working directory.
+        program = chosen.python[0]  # A relative path starts from the ranks' working directory.
         if not shutil.which(str(folder / job.workdir / program) if os.sep in program else program):
             notes.append(f"environment.python: there is no {program} here")
     return tuple(notes)
 
 
 def _missing_conda(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return what is missing of a conda environment."""
+    """Return what is missing for a conda environment; None if nothing is."""
     conda = shutil.which(environ.get("CONDA_EXE") or "conda", path=environ.get("PATH"))
     if not conda:
         return "conda here, neither CONDA_EXE nor on PATH"
     root, home = Path(conda).resolve().parents[1], Path(environ.get("HOME", "/"))
     folders = [*map(Path, filter(None, environ.get("CONDA_ENVS_PATH", "").split(os.pathsep))), root / "envs"]
     places = [Path(name)] if os.sep in name else [each / name for each in (*folders, home / ".conda/envs")]
-    with contextlib.suppress(OSError):  # conda's own list of all environments that this user has made.
+    with contextlib.suppress(OSError):  # conda's list of the user's environments.
         lines = (home / ".conda/environments.txt").read_text(errors="replace").splitlines()
         places += [Path(line) for line in lines if Path(line).name == name]
     if name == "base" or any(place.is_dir() for place in places):
@@ -133,7 +133,7 @@ def _missing_conda(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
-    """Return the notes that a job asks for what a scheduler does where there is none, ``but`` for what is used."""
+    """Return notes on scheduler options of a job on a cluster without a scheduler, ``but`` for those that are used."""
     requested = job.scheduler.model_dump(exclude_defaults=True)
     used = ", ".join(f"scheduler.{name}" for name in requested if name not in but)
     notes = [f"there is no scheduler here: {used} not used"] if used else []
@@ -143,15 +143,15 @@ def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
 
 
 def only_over_ssh(job: Job) -> tuple[str, ...]:
-    """Return the notes that a job asks for what runs over SSH alone have, where it runs elsewhere."""
+    """Return notes on options of a job that only SSH clusters support."""
     requested = {"launch.attach": job.launch.attach, "sync": job.sync.method != "none"}
     return tuple(f"{name} is for runs over SSH, and not used here" for name in requested if requested[name])
 
 
 def settings(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
-    """Return the variables that we set, with reasons; what the job or its user has set stays as it is.
+    """Return the variables that allranks sets, with reasons; variables set by the job or the user stay unchanged.
 
-    ``layout`` is None for a job whose nodes decide what depends on it.
+    ``layout`` is None for a job whose nodes decide the variables that depend on it.
     """
     given = job.environment.variables
     decided = [reason for reason in _decide(job, layout) if reason.subject not in given]
@@ -161,14 +161,14 @@ def settings(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tup
 
 
 def kept(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
-    """Return what we would have set, had the calling environment not set it already."""
+    """Return the variables that allranks would set if the calling environment did not."""
     ours = [reason.subject for reason in _decide(job, layout)]
     ours += [name for name in _DECIDED_ON_NODES if layout is None and name not in ours]
     return tuple(Reason(name, environ[name], "set in your environment") for name in ours if name in environ)
 
 
 def secrets(job: Job) -> tuple[str, ...]:
-    """Return the names of the variables that come with the job and whose values are never written to disk."""
+    """Return the names of the job's variables whose values are never written to disk."""
     webhook = (contract.NOTIFY_WEBHOOK,) if job.notify.webhook else ()
     return (*secret_names(job.environment.variables), *webhook)
 
@@ -180,7 +180,7 @@ def secret_values(job: Job) -> dict[str, str]:
 
 
 def decided_on_nodes(job: Job, environ: Mapping[str, str]) -> tuple[Reason, ...]:
-    """Return the variables that each node decides on for itself, with the rule that it goes by."""
+    """Return the variables that each node decides itself, with the rule."""
     taken = {*environ, *job.environment.variables, *(reason.subject for reason in _decide(job, None))}
     rules = _DECIDED_ON_NODES.items()
     return tuple(Reason(name, "decided on each node", why) for name, why in rules if name not in taken)

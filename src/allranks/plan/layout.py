@@ -1,4 +1,4 @@
-"""How many ranks there are, over which backend, and what configures the agents and notifications."""
+"""Decides the number of ranks and the backend, and makes the configurations of agents and notifications."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.entry import Program
 
-#: One of them is there where NVIDIA's driver is loaded, the second under Windows.
+#: One of these exists if NVIDIA's driver is loaded; the second under WSL.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
-#: So many ranks of tests may share a CPU; more are a typing error. Ranks with a GPU each are bound by the GPUs.
+#: Tests may run up to this many ranks per CPU; more are a typing error. Ranks on GPUs are limited by the GPUs.
 MOST_RANKS_PER_CPU = 16
 CROWDED = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """CPUs and GPUs that a process on a machine may use, and how the number of GPUs was found out."""
+    """CPUs and GPUs that a process on a machine may use, and the source of the number of GPUs."""
 
     cpus: int
     gpus: int
@@ -39,17 +39,17 @@ class Machine:
 
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
-    """Return what this machine has, within the limits of this process (affinity, container, visible devices)."""
+    """Return CPUs and GPUs that this process may use (affinity, container, visible devices)."""
     cpus, visible = usable_cpus(), environ.get("CUDA_VISIBLE_DEVICES")
     count = 0
     if visible is not None:
         for device in filter(None, (part.strip() for part in visible.split(","))):
-            if device.startswith("-"):  # As in CUDA, it hides those after it.
+            if device.startswith("-"):  # As in CUDA, it hides the devices after it.
                 break
             count += 1
         return Machine(cpus, count, f"CUDA_VISIBLE_DEVICES={visible}")
     if any(driver.exists() for driver in _DRIVERS):
-        from allranks.system.gpus import Gpus  # Not for machines without any.
+        from allranks.system.gpus import Gpus  # Imported only on machines with a driver.
 
         count = Gpus().count
     return Machine(cpus, count, f"{count} on this machine" if count else "no GPU on this machine")
@@ -113,7 +113,7 @@ def _nproc(job: Job, gpus: int, gpus_why: str, machine: Machine) -> tuple[int, s
 
 
 def random_port() -> int:
-    """Return a port for a run where nothing else says one; other users cannot guess it."""
+    """Return a random port for a run, which other users cannot guess."""
     return contract.FIRST_PORT + secrets.randbelow(contract.PORTS)
 
 
@@ -128,9 +128,9 @@ def agent_config(
     node: int = 0,
     spares: int = 0,
 ) -> NodeSpec:
-    """Return the configuration of a node's agent in the first attempt; on other nodes only the place differs.
+    """Return the configuration of a node's agent in the first attempt; nodes differ only in their place.
 
-    ``nodes`` are the fewest and the most that take part, and ``spares`` more wait to take the place of a lost one.
+    ``nodes`` are the fewest and most nodes that take part; ``spares`` more wait to replace a lost one.
     """
     launch, (least, most) = job.launch, nodes
     return NodeSpec(
@@ -148,7 +148,7 @@ def agent_config(
         max_restarts=launch.max_restarts,
         restart_delay=launch.restart_delay,
         stop_timeout=launch.stop_timeout,
-        master_addr=launch.master_addr or "127.0.0.1",  # Several nodes meet on the first one.
+        master_addr=launch.master_addr or "127.0.0.1",  # The rendezvous of several nodes is on the first one.
         master_port=launch.master_port,
         file_mode=0o640 if job.runs.group_readable else 0o600,
         min_nodes=least,
@@ -159,7 +159,7 @@ def agent_config(
 
 
 def notify_config(job: Job) -> dict[str, Any] | None:
-    """Return of what, and how, the first node notifies; None if it does not. The webhook's URL comes as a variable."""
+    """Return the configuration of notifications; None without any. The webhook's URL is passed as a variable."""
     wanted = job.notify
     if not (wanted.command or wanted.webhook) or not wanted.on:
         return None
@@ -167,13 +167,13 @@ def notify_config(job: Job) -> dict[str, Any] | None:
 
 
 def notify_files(job: Job, mode: int) -> tuple[PlanFile, ...]:
-    """Return the file of :func:`notify_config`, with permission bits ``mode``, if there is one."""
+    """Return the file for :func:`notify_config` with permission bits ``mode``; empty without notifications."""
     config = notify_config(job)
     return (PlanFile(contract.NOTIFY_FILE, json.dumps(config, indent=2) + "\n", mode),) if config else ()
 
 
 def notify_reasons(job: Job) -> tuple[Reason, ...]:
-    """Return the plan's line on who is notified; the URL of a webhook is a secret."""
+    """Return the plan's line on notifications, without the URL of a webhook, which is a secret."""
     if not (config := notify_config(job)):
         return ()
     ways = [shlex.join(job.notify.command)] if job.notify.command else []

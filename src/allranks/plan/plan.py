@@ -1,7 +1,7 @@
 """The plan: everything that will be executed for one job on one cluster, and why.
 
-A dry run prints the very object that gets executed. It holds no secret: values of such variables reach the
-ranks through the environment of the command that is started.
+A dry run prints the same object that is executed. It holds no secrets: their values reach the ranks through the
+environment of the started command.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from allranks.errors import LaunchError
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A file of the run's directory: its name there, its text and its permission bits."""
+    """A file in the run's directory: relative path, text and permission bits."""
 
     path: str
     text: str
@@ -27,23 +27,23 @@ class PlanFile:
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The command that starts one node's part, as words, and the host that it is started on."""
+    """The command that starts one node's part, as words, and its host."""
 
     node: int
     host: str
     command: tuple[str, ...]
-    #: How many ranks a file of hosts gives this node; 0: none does.
+    #: Number of ranks that a hostfile gives this node; 0 without one.
     slots: int = 0
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A decision of the plan: what it is about, what was decided, and why."""
+    """A decision of the plan: subject, value and reason."""
 
     subject: str
     value: str
     why: str
-    #: Whether it is a variable that debug turns on.
+    #: Whether it is a variable that --debug sets.
     is_debug: bool = False
 
 
@@ -63,36 +63,36 @@ class Plan:
     stop_timeout: float
     files: tuple[PlanFile, ...]
     commands: tuple[NodeCommand, ...]
-    #: Names of the variables whose values are secret and travel in the environment only.
+    #: Names of variables whose values are secret and passed only in the environment.
     secrets: tuple[str, ...]
     reasons: tuple[Reason, ...]
-    #: What was requested and does not apply here.
+    #: Notes on options that do not apply here.
     notes: tuple[str, ...]
-    #: Whether the group may read what the run writes.
+    #: Whether the group may read the run's files.
     group_readable: bool
-    #: Number of the attempt that is started: 0 for a new run.
+    #: Number of the attempt: 0 for a new run.
     attempt: int = 0
-    #: The least number of nodes, where it may be fewer than ``nnodes``; 0: exactly so many.
+    #: Least number of nodes, if fewer than ``nnodes`` are allowed; else 0.
     min_nodes: int = 0
-    #: Whether each node starts a rank for each of its GPUs, whose number is not known yet.
+    #: Whether each node starts one rank per GPU, and their number is not known yet.
     ranks_unknown: bool = False
-    #: Number of all ranks, where nodes have different numbers of them; 0: as many on each.
+    #: Number of all ranks if nodes have different numbers of them; else 0.
     ranks: int = 0
-    #: Nodes that wait to take the place of one that is lost; ``nnodes`` does not count them.
+    #: Nodes that wait to replace a lost one; not included in ``nnodes``.
     spares: int = 0
-    #: Where the nodes meet, if that is known before they are; empty and 0 otherwise.
+    #: Rendezvous of the nodes, if known in advance; else empty and 0.
     master_addr: str = ""
     master_port: int = 0
-    #: What copies the job to nodes that do not see its directories, before all else: one stage after the other, and the
-    #: commands of a stage at the same time.
+    #: Commands that first copy the job to nodes that do not share its directories: stages in order, the commands of a
+    #: stage at the same time.
     copies: tuple[tuple[NodeCommand, ...], ...] = ()
-    #: What is run once, on one node, before all of them start.
+    #: A command to run once, on one node, before all nodes start.
     once: NodeCommand | None = None
-    #: Where these copies are on each node, relative to the home there; empty: all nodes see the job's directories.
+    #: Directory of the copies on each node, relative to the home directory; empty if nodes share the job's directories.
     copied_to: str = ""
-    #: Whether the run on other machines ends when the command that started it is gone.
+    #: Whether the run on other machines ends when its launcher dies.
     is_attached: bool = False
-    #: The rank that reads the stdin of the command; None: there is none that could.
+    #: The rank that reads the launcher's stdin; None if no rank can.
     stdin: int | None = None
 
     @property
@@ -112,16 +112,16 @@ class Plan:
 
     @property
     def before(self) -> tuple[NodeCommand, ...]:
-        """All that is run before the nodes start, in this order."""
+        """The commands to run before the nodes start, in order."""
         return (*chain.from_iterable(self.copies), *([self.once] if self.once else []))
 
     @property
     def debug(self) -> tuple[Reason, ...]:
-        """The variables that debug turns on."""
+        """The variables that --debug sets."""
         return tuple(reason for reason in self.reasons if reason.is_debug)
 
     def with_values(self, error: LaunchError) -> LaunchError:
-        """Return an error with the values of those keys that it says to change."""
+        """Return an error completed with the values of the keys that its fix mentions."""
         values = {reason.why: f"{reason.why} ({reason.value})" for reason in self.reasons if reason.value}
         fix = error.fix and re.sub(r"\b(scheduler|resources)\.\w+", lambda key: values.get(key[0], key[0]), error.fix)
         return LaunchError(error.what, why=error.why, fix=fix, see=error.see)
@@ -132,7 +132,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Plan:
-        """Read what :meth:`to_json` returned; raise a KeyError or TypeError if it is anything else."""
+        """Read the result of :meth:`to_json`; raise a KeyError or TypeError if it is invalid."""
         values = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}  # Else its default.
         values["files"] = tuple(PlanFile(**file) for file in raw["files"])
         values["reasons"] = tuple(Reason(**reason) for reason in raw["reasons"])

@@ -1,4 +1,4 @@
-"""The scripts of a run: short, readable, and every word from outside quoted."""
+"""Writes the scripts of a run: short and readable, with every external word quoted."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from allranks.job.spec import Environment
     from allranks.plan.plan import Reason
 
-#: Where the templates are.
+#: Directory of the templates.
 HERE = Path(__file__).parent
-#: Words of shell for the node-side code in the run's directory, and for the configuration of its agents.
+#: Shell words for the code in the run's directory, and for the configuration of its agents.
 CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
 SPEC = f'"${contract.RUN_DIR}/{contract.NODE_ORDERS}"'
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
 def comment(text: str) -> str:
-    """Write ``text`` as a comment of one line, whatever it holds."""
+    """Write any ``text`` as a comment of one line."""
     return "# " + text.translate(_ESCAPES)
 
 
@@ -33,7 +33,7 @@ def export(name: str, value: str) -> str:
 
 
 def exports(names: Iterable[str], environ: Mapping[str, str]) -> str:
-    """Write lines that set and export variables with the values that they have in an environment, if they have any."""
+    """Write lines that set and export variables with their values in an environment; skip unset ones."""
     return "".join(f"{export(name, environ[name])}\n" for name in names if name in environ)
 
 
@@ -48,7 +48,7 @@ def umask(mode: int) -> str:
 
 
 def fill(template: Path, words: Mapping[str, str], blocks: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Fill a template: ``@name@`` is a word of shell, and a line ``#: name`` stands for the lines of that block."""
+    """Fill a template: ``@name@`` is replaced by a shell word, and a line ``#: name`` by the lines of that block."""
     lines: list[str] = []
     for line in template.read_text(encoding="utf-8").splitlines():
         if line.startswith("#: "):
@@ -70,15 +70,15 @@ def node_script(
     place: Sequence[str] = (),
     secrets: Sequence[str] = (),
 ) -> str:
-    """Write the script that sets a node up, and exits where a line of that fails.
+    """Write the script that sets up a node, and exits if a line of the set-up fails.
 
     Args:
-        title: one line on what this is.
+        title: one line that describes the script.
         settings: variables with the reason for each.
         becomes: lines that start the node's agent or its ranks; see :func:`become`.
-        traps: lines that handle failures and signals of the set-up; None: those of :func:`name_failures`.
-        place: lines that set what the node knows of its place in the run.
-        secrets: names of variables that must come with the environment.
+        traps: lines that handle failures and signals during the set-up; None: those of :func:`name_failures`.
+        place: lines that set the node's place in the run.
+        secrets: names of variables that the environment must have.
     """
     words = {"title": comment(title).removeprefix("# "), "backend": shlex.quote(backend)}
     blocks = {
@@ -92,17 +92,17 @@ def node_script(
 
 
 def become(container: Sequence[str], python: Sequence[str], *words: str) -> list[str]:
-    """Write the line with which a node's script becomes Python; ``words`` of shell say what that runs."""
+    """Write the line by which a node's script executes Python; ``words`` are the shell words of its arguments."""
     return [" ".join(["exec", shlex.join([*container, *python]), *words])]
 
 
 def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -> list[str]:
-    """Write the lines that set up what the ranks' program may need, each with the key of the job that asks for it."""
+    """Write the lines of the set-up, each with the job's key that requests it."""
     lines = [enter(workdir), ""]
     lines += _block("environment.setup", environment.setup)
     if environment.modules:
         load = [*_or_exit(_MODULE_IS_THERE, _NO_MODULE), "module load " + shlex.join(environment.modules)]
-        # `module` is a function that only login shells are sure to have; what defines it is not written for `set -e`.
+        # Only login shells are sure to have the function `module`; the code that defines it may fail under `set -e`.
         lines += _block("environment.modules", [*fill(HERE / "modules.sh", {}).splitlines(), *load])
     if environment.conda:
         check = _or_exit(_CONDA_IS_THERE, _NO_CONDA)
@@ -119,14 +119,14 @@ def _block(why: str, lines: Sequence[str]) -> list[str]:
 
 
 def name_failures(environment: Environment | None, *, host: str = "", copy: str = "") -> list[str]:
-    """Write the lines by which a line of a set-up that fails is named, also one that exits: that runs no trap.
+    """Write the traps that report which line of a set-up failed, including one that calls exit, which runs no ERR trap.
 
-    In a subshell it is the line of that which fails, if it does. ``exit 0`` has set nothing up either.
+    In a subshell the subshell's failed line is reported. ``exit 0`` also counts as a failure.
 
     Args:
-        environment: the job's, with the user's lines; None: an exit is not named.
-        host: a word of shell for the node's name, where many nodes write into one log.
-        copy: the script's name in the run's directory, where it runs under another.
+        environment: the job's environment, with the user's lines; None: an exit is not reported.
+        host: shell word for the node's name, if many nodes write to one log.
+        copy: the script's name in the run's directory, if it runs under another name.
     """
     copied = f'/#"$0"/{copy}' if copy else ""
     words = {"file": f"${{BASH_SOURCE[0]{copied}}}", "caller": f"${{BASH_SOURCE[1]{copied}}}"}
@@ -137,7 +137,7 @@ def name_failures(environment: Environment | None, *, host: str = "", copy: str 
     return lines.splitlines()
 
 
-#: Lines of the user's that may exit, by themselves or in a file that they read.
+#: Lines of the user that may call exit, directly or in a sourced file.
 _MAY_EXIT = re.compile(r"\b(?:exit|source)\b|(?:^|[\s;&|({])\. ", re.MULTILINE)
 _MODULE_IS_THERE = "type module >/dev/null 2>&1"
 _NO_MODULE = (
@@ -153,7 +153,7 @@ _NO_VENV = "environment.venv: there is no virtual environment at {venv}; make it
 
 
 def _or_exit(test: str, text: str) -> list[str]:
-    """Write lines that end the script with a message where a test fails: what is not there; what to do."""
+    """Write lines that exit with a message if a test fails: what is missing; what to do."""
     return [f"{test} || {{", f"  echo {shlex.quote(f'allranks: {text}')} >&2", "  builtin exit 1", "}"]
 
 
@@ -174,10 +174,10 @@ def _activate(venv: str) -> str:
 
 
 def required(secrets: Sequence[str], file: str = "", submit: str = "") -> list[str]:
-    """Write lines that end the script where a secret is not set, with what to do about it.
+    """Write lines that exit if a secret is not set, with the fix.
 
-    Secrets come with the environment or, if it is given, from a ``file``, a word of shell; the command ``submit`` is
-    for a person who submits the script by hand.
+    Secrets come from the environment or, if given, from a ``file`` (a shell word); the command ``submit`` is shown for
+    submitting the script by hand.
     """
     if not secrets:
         return []

@@ -1,7 +1,7 @@
-"""Ranks that torch's own launcher starts, without an agent of ours: what it cannot do, its command and its scripts.
+"""Ranks started by torch's own launcher, without an allranks agent: limitations, command and scripts.
 
-The script of a node is bash alone, since the ranks' Python may be too old for an agent. It does what an agent does for
-those who watch: it records events, heartbeats and the growth of logs, passes a request to exit on, and leaves no rank.
+The script of a node is pure bash, since the ranks' Python may be too old for an agent. It records events, heartbeats
+and the growth of logs as an agent does, forwards stop requests, and leaves no rank behind.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from allranks.plan.entry import Program
     from allranks.record.spec import NodeSpec
 
-#: What torchrun gives its ranks between SIGTERM and SIGKILL, whatever the job says.
+#: torchrun's fixed time between SIGTERM and SIGKILL, in seconds.
 _TORCHRUN_PATIENCE = 30.0
-#: PyTorch before 2.0 knows only the second spelling, which later versions still take.
+#: PyTorch before 2.0 accepts only the second spelling, which later versions still accept.
 _USE_ENV, _USE_ENV_OF_ALL = "--use-env", "--use_env"
-#: How often the script writes its heartbeat.
+#: Interval of the script's heartbeat.
 _BEAT_MS = round(contract.scaled_wait(5.0) * 1000)
-#: What a line of a user's may not hold to be one part of a longer one: a comment, a text of its own, an open end.
+#: Ends of a user's line that cannot be joined with others to one line.
 _OPEN_ENDS = ("\\", "&", ";", "|", "(", "{")
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """A node's place among all, each part a word of shell; by default a variable of the script that runs there."""
+    """A node's place, each part a shell word; by default a variable of the script that runs there."""
 
     nodes: str = f'"${contract.NODE_COUNT}"'
     node: str = f'"${contract.NODE_RANK}"'
@@ -45,18 +45,18 @@ class NodePlace:
 
 
 def is_used(job: Job) -> bool:
-    """Return whether torch's own launcher starts the ranks of a job, instead of an agent of ours."""
+    """Return whether torch's own launcher starts the ranks of a job, instead of an allranks agent."""
     return job.launch.launcher == "legacy" or not job.launch.agent
 
 
 def name_of(job: Job) -> str:
     """Return the launcher's module, as ``python -m`` takes it."""
-    # torchrun itself is a script that an environment may lack; PyTorch has the module since 1.9.
+    # An environment may lack the script torchrun; PyTorch has had the module since 1.9.
     return "torch.distributed.launch" if job.launch.launcher == "legacy" else "torch.distributed.run"
 
 
 def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
-    """Raise a JobError for what these launchers cannot do on so many nodes, with so many ``ranks`` on each."""
+    """Raise a JobError for options that these launchers do not support; ``ranks`` are the ranks of each node."""
     launch, (least, most) = job.launch, job.resources.nodes
     how = "launcher legacy" if launch.launcher == "legacy" else "launch.agent: false"
     if launch.is_direct:
@@ -85,7 +85,7 @@ def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
 
 
 def refuse_scheduler(job: Job, scheduler: str) -> None:
-    """Raise a JobError for these launchers where a scheduler, by the name people have for it, gives the nodes."""
+    """Raise a JobError for these launchers under a scheduler; ``scheduler`` is its name for messages."""
     if job.launch.launcher == "legacy":
         why = f"torch.distributed.launch was replaced by torchrun, and cannot get its nodes from {scheduler}"
         raise JobError(f"launcher legacy does not exist on cluster {job.cluster}", why=why, fix="--launcher torchrun")
@@ -95,7 +95,7 @@ def refuse_scheduler(job: Job, scheduler: str) -> None:
 
 
 def notes(job: Job) -> Iterator[str]:
-    """Yield what differs from a run with an agent."""
+    """Yield notes on differences from a run with an agent."""
     launch = job.launch
     yield f"{name_of(job)} starts the ranks: one log for all ranks of a node, and nothing for allranks top"
     if launch.restart_delay != type(launch)().restart_delay:
@@ -111,9 +111,8 @@ def notes(job: Job) -> Iterator[str]:
 def command(job: Job, python: Sequence[str], entry: Program, place: NodePlace) -> list[str]:
     """Return the launcher's command, in words of shell.
 
-    The rendezvous is static: node 0 is where the job says, no host's own name has to fit, ranks are numbered by
-    ``--node_rank``, and every version of PyTorch understands it. Options have underscores: before 2.0 nothing else
-    was understood.
+    The rendezvous is static: node 0 is where the job says, hostnames need not match, ``--node_rank`` numbers the ranks,
+    and every version of PyTorch supports it. Options have underscores, because PyTorch before 2.0 needs them.
     """
     options = [
         f"--nproc_per_node={place.ranks}",
@@ -131,7 +130,7 @@ def command(job: Job, python: Sequence[str], entry: Program, place: NodePlace) -
 
 
 def own_place(spec: NodeSpec, port: int) -> list[str]:
-    """Return the lines that set a node's place where no other script does; its argument is the attempt."""
+    """Return the lines that set a node's place if no other script does; the script's argument is the attempt."""
     return [
         f"export {contract.RUN_DIR}={shlex.quote(spec.run_dir)} {contract.ATTEMPT}=${{1:-0}}",
         f"export {contract.NODE_RANK}={spec.node} {contract.NODE_COUNT}={spec.nnodes}",
@@ -149,12 +148,12 @@ def start_lines(
     is_alone: bool = False,
     finds_port: bool = False,
 ) -> list[str]:
-    """Write the lines of a node's script that run torch's own launcher, and record how it goes.
+    """Write the lines of a node's script that run torch's own launcher and record events.
 
     Args:
-        mode: permission bits of the files that are written.
-        is_alone: whether there is no other node, so that the settings hold all.
-        finds_port: whether any free port will do, from that of the place on.
+        mode: permission bits of the files that it writes.
+        is_alone: whether this is the only node, so that the settings are complete.
+        finds_port: whether to use the next free port if that of the place is in use.
     """
     patience = job.launch.stop_timeout
     words = {
@@ -171,12 +170,12 @@ def start_lines(
 
 
 def line_of(job: Job, folder: Path, place: NodePlace) -> str:
-    """Return the line that a person pastes on a node; the directory and variables of that shell stay as they are.
+    """Return a line to paste into a shell on a node; it does not change the shell's directory or variables.
 
     Relative paths of the job are relative to ``folder``.
 
     Raises:
-        JobError: what the job runs is not there, or its set-up does not fit on one line.
+        JobError: the job's program does not exist, or its set-up cannot be written as one line.
     """
     workdir, (python, _) = workdir_of(job, folder), python_of(job, {})
     entry = find_entry(job, workdir, same_python=False)
@@ -202,7 +201,7 @@ def _on_one_line(key: str, lines: Sequence[str]) -> Iterator[str]:
         try:
             shlex.split(line)
             is_whole = True
-        except ValueError:  # A quotation mark is open.
+        except ValueError:  # A quote is not closed.
             is_whole = False
         if not is_whole or "#" in line or "<<" in line or line.rstrip().endswith(_OPEN_ENDS):
             why = f"it would have to be a part of a longer line: {line.strip()}"

@@ -81,7 +81,7 @@ class TrainingMessage(SelfTestReport):
 
 @dataclass(frozen=True)
 class Link(SelfTestReport):
-    """A transfer of ``size`` bytes from this rank to ``target``, and the least ``seconds`` until it was acknowledged."""
+    """A transfer of ``size`` bytes from this rank to ``target``, and the least ``seconds`` until its receipt."""
 
     target: int
     size: int

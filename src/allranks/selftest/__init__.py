@@ -1,1 +1,1 @@
-"""What `allranks test` runs in all ranks: collectives whose results are checked, their speed, a short training."""
+"""The self-test of `allranks test` in each rank: collectives and their results, bandwidth, a short training."""

@@ -1,4 +1,4 @@
-"""What each rank of ``allranks test`` runs: all parts in turn, and a report of each as soon as it is done."""
+"""Runs all parts of ``allranks test`` in a rank, and reports each as soon as it is done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
 _REPEATS = 5
-#: Bytes of the largest message, and of that of GPUs with --full.
+#: Bytes of the largest message, and of the largest on GPUs with --full.
 _LARGEST, _LARGEST_OF_GPUS = 1 << 26, 1 << 28
 
 
@@ -35,14 +35,14 @@ def main() -> None:
         for report in try_all(ctx, _REPEATS):
             send(report)
             is_wrong = is_wrong or (isinstance(report, Collective) and bool(report.wrong))
-        if not is_any(ctx, "wrong", is_wrong):  # Nothing that needs collectives can be tested with wrong ones.
+        if not is_any(ctx, "wrong", is_wrong):  # Further tests need correct collectives.
             for report in _beyond(ctx, options.full):
                 send(report)
         send(Done(ctx.rank))
 
 
 def _beyond(ctx: Context, is_full: bool) -> Iterator[SelfTestReport]:
-    """Test what needs collectives."""
+    """Run the tests that need collectives."""
     is_gpu = ctx.device.type == "cuda"
     if ctx.world_size > 1:
         yield OperationStarted(ctx.rank, "all_reduce of many bytes")

@@ -1,4 +1,4 @@
-"""Bandwidth in bytes a second: of all ranks together, and between two of them."""
+"""Bandwidth in bytes per second: of collectives over all ranks, and between two ranks."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
     from allranks.runtime.model.allreduce import SharedMessage
 
-#: Bytes of the smallest message; each one is four times the one before.
+#: Bytes of the smallest message, and the factor from one size to the next.
 _SMALLEST, _FACTOR = 1 << 10, 4
 _REPEATS = 4
-#: Messages of up to so many bytes are repeated more often: other load on a node disturbs them more.
+#: Messages up to this size are repeated more often, because other load on a node disturbs them more.
 _SMALL, _REPEATS_OF_SMALL = 1 << 20, 16
-#: What goes through memory takes least, and is disturbed most.
+#: Repeats of transfers through shared memory, which are the shortest and disturbed most.
 _REPEATS_IN_MEMORY = 64
-#: A message that takes longer is the last one: the next would take four times as long.
+#: A message that takes longer than this, in seconds, is the last one.
 _LONG = 0.5
-#: Bytes of what a training exchanges by other ways than all-reduce.
+#: Message sizes in bytes of operations other than all-reduce.
 _EXCHANGED = (1 << 16, 1 << 20, 1 << 24)
-#: Bytes that go from one rank to another alone.
+#: Message sizes in bytes between two ranks.
 _SENT = (1 << 16, 1 << 20, 1 << 24)
 _SENDINGS, _LONG_LINK = 3, 0.1
-#: After so many seconds no further ring is started: where they take long, no rank has a fast network card of its own.
+#: After this many seconds no further ring is started: then ranks have no separate fast network cards.
 _ENOUGH = 20.0
 
 
 def by_size(ctx: Context, largest: int) -> Iterator[Bandwidth]:
-    """All-reduce messages of 1 KiB and more, up to one that takes long on any rank; all ranks call it."""
+    """All-reduce messages of increasing size from 1 KiB, up to one that takes long on any rank; collective."""
     size = _SMALLEST
     while size <= largest:
         measured = _all_reduced(ctx, size)
@@ -76,7 +76,7 @@ def _median_seconds(ctx: Context, repeats: int, operation: Callable[[], object])
 
 
 def in_training(ctx: Context) -> Iterator[TrainingMessage]:
-    """Measure what FSDP does, and what averages gradients on the CPUs of one machine; all ranks call it."""
+    """Measure the operations of FSDP, and averaging through shared memory on CPUs of one machine; collective."""
     for size in _EXCHANGED:
         found = [*_exchanged(ctx, size)]
         yield from found
@@ -117,7 +117,7 @@ def _average(shared: SharedMessage, parameter: torch.nn.Parameter, gradient: tor
 
 
 def links(ctx: Context) -> Iterator[Link]:
-    """Send bytes from rank to rank of a ring and back, in one of :func:`rings` after another; all ranks call it."""
+    """Send bytes between neighbours in each of :func:`rings` in turn, in both directions; collective."""
     node_of = [0] * ctx.world_size
     distributed.all_gather_object(node_of, ctx.node_rank)
     began = time.perf_counter()
@@ -134,10 +134,10 @@ def links(ctx: Context) -> Iterator[Link]:
 
 
 def rings(node_of: Sequence[int]) -> list[list[int]]:
-    """Return rings of ranks with neighbours on the next node: of the first ranks of all nodes, the second, and so on.
+    """Return rings of ranks across nodes: one of the first ranks of all nodes, one of the second ranks, and so on.
 
-    Each rank of a node may have a network card of its own, beside its GPU. They may also share one: a ring is measured
-    while no other one is. Where there is one node, all its ranks are the ring.
+    Each rank of a node may have its own network card beside its GPU, or share one; so rings are measured one at a time.
+    On a single node all its ranks form the ring.
     """
     ranks: dict[int, list[int]] = {}
     for rank, node in enumerate(node_of):
@@ -146,14 +146,14 @@ def rings(node_of: Sequence[int]) -> list[list[int]]:
         return [*ranks.values()]
     found = []
     for row in zip_longest(*(ranks[node] for node in sorted(ranks))):
-        ring = [rank for rank in row if rank is not None]  # A node may have fewer than others.
+        ring = [rank for rank in row if rank is not None]  # Nodes may have different numbers of ranks.
         if len(ring) > 1:
             found.append(ring)
     return found
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return who sends to whom: neighbours in a ring, both ways, in rounds in which each member has one partner."""
+    """Return (sender, receiver) pairs of neighbours in a ring, both ways, in rounds with one partner per rank."""
     count = len(members)
     ring = [(members[place], members[(place + 1) % count]) for place in range(count if count > 2 else count - 1)]
     paired = count - count % 2
@@ -165,7 +165,7 @@ def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def _send(ctx: Context, target: int) -> Link:
-    """Send more and more bytes, until they take long; before each size the receiver gets that size."""
+    """Send messages of increasing size until one takes long; announce each size to the receiver."""
     ready = torch.zeros(1, dtype=torch.uint8, device=ctx.device)
     for size in _SENT:
         distributed.send(torch.tensor([size], device=ctx.device), target)

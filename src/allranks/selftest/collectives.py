@@ -1,4 +1,4 @@
-"""Collective operations on numbers whose result is known exactly, each run some times."""
+"""Collective operations on data with exactly known results, each run several times."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from allranks.record.selftest import Collective, OperationStarted, SelfTestRepor
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Numbers of each rank: few, so that latency is measured and not bandwidth.
+#: Elements per rank: few, to measure latency instead of bandwidth.
 _COUNT = 64
-#: Words in torch's errors for an operation that a backend does not have.
+#: Texts in torch's errors for an operation that a backend does not support.
 _LACKING = ("not support", "unsupported", "not implemented", "no support")
 
 
 class Case(NamedTuple):
-    """An operation on data of its own, the tensors or values that it fills, and what must be in them."""
+    """An operation, the tensors or values that it fills, and their expected content."""
 
     run: Callable[[], object]
     results: list[Any]
@@ -51,7 +51,7 @@ def all_cases(world_size: int) -> dict[str, Make]:
 
 
 def try_all(ctx: Context, repeats: int) -> Iterator[SelfTestReport]:
-    """Run each operation once and ``repeats`` times more; all ranks call it."""
+    """Run each operation once for warm-up and ``repeats`` times more; collective."""
     for name, make in all_cases(ctx.world_size).items():
         yield OperationStarted(ctx.rank, name)
         yield _tried(ctx, name, make, repeats)
@@ -64,9 +64,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def is_any(ctx: Context, name: str, mine: bool) -> bool:
-    """Return whether ``mine`` is true on any rank; all ranks call it, once for each name.
+    """Return whether ``mine`` is true on any rank; collective, once for each name.
 
-    They agree through the store, since collective operations are under test.
+    It uses the store, because collective operations are under test.
     """
     store = ctx._store
     assert store is not None  # The process group is ours.
@@ -83,7 +83,7 @@ def _tried(ctx: Context, name: str, make: Make, repeats: int) -> Collective:
         return Collective(ctx.rank, name, why_not="one rank has no neighbour")
     wrong, times = "", []
     try:
-        for _ in range(1 + repeats):  # The first one opens connections: it is not timed.
+        for _ in range(1 + repeats):  # The first one opens connections and is not timed.
             case = make(ctx)
             synchronize(ctx.device)
             began = time.perf_counter()
@@ -99,12 +99,12 @@ def _tried(ctx: Context, name: str, make: Make, repeats: int) -> Collective:
 
 
 def is_lacking(error: Exception) -> bool:
-    """Whether torch says that the backend does not have an operation."""
+    """Whether torch reports that the backend does not support an operation."""
     return any(word in str(error).lower() for word in _LACKING)
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:
-    """Return where two lists differ first; empty if they are equal."""
+    """Return the first difference of two lists as text; empty if they are equal."""
     for place, (one, other) in enumerate(zip(got, expected, strict=True)):
         if one != other:
             return f"number {place} must be {other}, and is {one}"
@@ -119,7 +119,7 @@ def _listed(results: Iterable[Any]) -> list[Any]:
 
 
 def _numbers(ctx: Context, rank: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return the data of a rank: other numbers at each place, whose sums float32 holds exactly on 4,000 ranks."""
+    """Return the data of a rank: distinct numbers, whose sums are exact in float32 on up to 4,000 ranks."""
     return (torch.arange(_COUNT, device=ctx.device) % 8 + rank % 64 + 1).to(dtype)
 
 
@@ -152,7 +152,7 @@ def _all_gather(ctx: Context) -> Case:
 
 
 def _reduce_scatter(ctx: Context) -> Case:
-    """Each rank adds to its numbers the rank that they are for."""
+    """Each rank adds the destination rank to its numbers."""
     mine, out = _numbers(ctx, ctx.rank), _empty(ctx)
     parts = [mine + target for target in range(ctx.world_size)]
     expected = [total + ctx.rank * ctx.world_size for total in _sums(ctx)]
@@ -181,7 +181,7 @@ def _scatter(ctx: Context) -> Case:
 
 
 def _ring(ctx: Context) -> Case:
-    """Each rank sends to the next one, the last one to the first."""
+    """Each rank sends to the next one, and the last one to the first."""
     before, after = (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
     mine, out = _numbers(ctx, ctx.rank), _empty(ctx)
     both = [distributed.P2POp(distributed.isend, mine, after), distributed.P2POp(distributed.irecv, out, before)]
@@ -194,7 +194,7 @@ def _ring(ctx: Context) -> Case:
 
 
 def _barrier(ctx: Context) -> Case:
-    """No rank may leave before all have arrived: they count themselves in the store, without a collective operation."""
+    """No rank may leave before all have arrived, which they count in the store."""
     arrived: list[int] = []
     store = ctx._store
     assert store is not None

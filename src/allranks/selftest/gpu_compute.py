@@ -1,4 +1,4 @@
-"""Whether a GPU computes, how fast, and whether the result is right: a broken one may give wrong results."""
+"""Checks that a GPU computes correct results, and measures its speed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _HAS_BF16 = 8
 _SIZE, _SIZE_OF_CPU = 4096, 256
 #: Seconds of computing, to reach the clock of long work; the result is checked before and after.
 _SECONDS, _AT_ONCE = 0.25, 8
-#: What each value of the product is a multiple of: so many terms do not cancel out.
+#: Number of terms of each sum that do not cancel out.
 _LEFT = 4
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    """Multiply matrices on a device, and compare with the exact product.
+    """Multiply matrices on a device, and compare the result with the exact product.
 
     Returns:
         ``index`` of the device, its ``name``, its ``capability`` and the architectures that torch was built for; None
@@ -33,9 +33,9 @@ def measure(device: torch.device) -> dict[str, Any]:
 
 
 def precisions(build: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the precisions that a device can compute in, by its capability and what torch was built for.
+    """Return the precisions that a device supports, by its compute capability and torch's build.
 
-    GPUs before that of capability 8.0 have no bf16 of their own, and the oldest refuse it.
+    GPUs before compute capability 8.0 have no native bf16, and the oldest reject it.
     """
     capability = build["capability"]
     if not capability:
@@ -48,8 +48,8 @@ def precisions(build: Mapping[str, Any]) -> tuple[str, ...]:
 def is_built_for(capability: str, arches: Sequence[str]) -> bool:
     """Return True if code for one of these architectures runs on a GPU of this compute capability.
 
-    Code that is ready (``sm_80``) runs within its major version, from its minor version on; code that the driver
-    finishes (``compute_80``) from its version on; with an ``a`` on the very one.
+    Binary code (``sm_80``) runs on the same major version, from its minor version on; PTX (``compute_80``) from its
+    version on; architectures with an ``a`` only on exactly that version.
     """
     has = tuple(map(int, capability.split(".")))
     for arch in arches:
@@ -67,17 +67,17 @@ def _build(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"name": device.type, "capability": None, "arches": None}
     capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-    if torch.version.hip:  # AMD's architectures have names of their own.
+    if torch.version.hip:  # AMD's architectures have other names.
         capability = ""
     return {"name": torch.cuda.get_device_name(device), "capability": capability, "arches": torch.cuda.get_arch_list()}
 
 
 def _matrices(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return two matrices of small whole numbers whose product is exact in any order of adding up, and that product.
+    """Return two matrices of small integers whose product is exact in any order of summation, and that product.
 
-    All values are multiples of two vectors: ``left[i, k] = u[i] s[k]`` and ``right[k, j] = s[k] w[k] v[j]``, where s is
-    1 or -1, and w is 1 and -1 in turn but for the last ones, so that a few terms remain: no sum of neighbours is more
-    than these times 9, which bf16 still holds exactly.
+    The matrices are outer products: ``left[i, k] = u[i] s[k]`` and ``right[k, j] = s[k] w[k] v[j]``, where s is 1 or
+    -1, and w alternates between 1 and -1 except for the last terms, which remain: no sum of neighbours exceeds their
+    number times 9, which bf16 holds exactly.
     """
     generator = torch.Generator().manual_seed(1)
     u, v = (torch.tensor([-3.0, -2, -1, 1, 2, 3])[torch.randint(6, (size,), generator=generator)] for _ in range(2))
@@ -95,18 +95,18 @@ def _tried(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         cold = _count_wrong(left @ right, expected)
         rate = _rate(lambda: left @ right, device)
         wrong = max(cold, _count_wrong(left @ right, expected))
-    except RuntimeError as error:  # Errors of CUDA are of this class, and one that is out of memory.
+    except RuntimeError as error:  # CUDA errors and out-of-memory errors are of this class.
         return {"error": str(error).splitlines()[0]}
     return {"wrong": wrong, "values": size * size, "tflops": rate * 2 * size**3 / 1e12}
 
 
 def _count_wrong(product: torch.Tensor, expected: torch.Tensor) -> int:
-    """Count the values that are wrong, on the CPU, which is not under test."""
+    """Count the wrong values on the CPU, which is not under test."""
     return int((product.float().cpu() != expected).sum())
 
 
 def _rate(work: Callable[[], object], device: torch.device) -> float:
-    """Return how often a second a device does some work."""
+    """Return how often per second a device completes ``work``."""
     done, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < _SECONDS:
         for _ in range(_AT_ONCE):

@@ -1,10 +1,11 @@
-"""Finds the nodes and links at fault among nodes that are slow or fail together.
+"""Finds faulty nodes and links among nodes that are slow or fail together.
 
-Pure: a function measures groups of nodes. A group does badly if it holds a node at fault, or both ends of a link at
-fault. Groups of one round share no node and are measured at the same time.
+The algorithm is pure: a function measures groups of nodes. A group is bad (slow or failing) if it contains a faulty
+node, or both ends of a faulty link. Groups of one round share no node and are measured at the same time.
 
-First the nodes work in pairs, with other partners in each round, until nodes that do well in a pair are known from
-nodes that do badly in all of theirs. A bad link between nodes that do well is then found by binary search for each end.
+First the nodes are measured in pairs, with other partners in each round, until good nodes (in at least one good pair)
+are told apart from nodes that are bad in all their pairs. A bad link between good nodes is then found by binary search
+for each end.
 """
 
 from __future__ import annotations
@@ -17,47 +18,47 @@ from itertools import chain
 from math import gcd
 
 Group = tuple[int, ...]
-#: Seconds that a group took for work that takes good nodes as long in a group of any size; None: it failed.
+#: Seconds that a group took; for good nodes independent of the group's size. None: it failed.
 Result = float | None
 Measure = Callable[[Sequence[Group]], Sequence[Result]]
-#: A group is slow if it takes more than this times what the fastest one took.
+#: A group is slow if it takes more than this times as long as the fastest one.
 SLOW = 3.0
-#: A node is at fault if it does badly with so many nodes that do well with others; with all of these if they are fewer,
-#: but not with only one: that may be the link.
+#: A node is faulty if its pairs with this many good nodes are bad; with fewer good nodes all of them, but at least the
+#: second number: a single bad pair may be the link.
 PARTNERS, _FEWEST = 3, 2
-#: So many rounds of pairs at most: all pairs of 16 nodes.
+#: Most rounds of pairs: enough for all pairs of 16 nodes.
 MOST_PAIRINGS = 15
-#: Links that are searched for: a report names no more.
+#: Most links to find.
 MOST_LINKS = 8
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """What is at fault."""
+    """A faulty node or link."""
 
-    #: One node, which does badly with each other one that it was tried with; or two, which do so with each other and
-    #: well with others. Of two nodes in all, it is only known that they do badly.
+    #: One node that is bad with all its partners; or two that are bad with each other and good with others. If there
+    #: are only two nodes, these two.
     nodes: Group
-    seconds: Result  # What they took, a node with another one; None: they failed.
+    seconds: Result  # Time of the pair, or of the node with a partner; None: it failed.
 
 
 @dataclass(frozen=True)
 class IsolationResult:
-    """What a search has found."""
+    """Result of a search."""
 
-    is_bad: bool  # Whether anything does badly.
-    culprits: tuple[Culprit, ...]  # What could be pinned down.
-    more: int  # How many further nodes do badly, and were tried with too few others to say that they are at fault.
-    seconds: Result  # What all nodes together took; None: they failed.
-    usual: Result  # What the fastest of all groups took; None: all failed.
-    rounds: int  # How many rounds of measurements it took.
+    is_bad: bool  # Whether any group is bad.
+    culprits: tuple[Culprit, ...]  # Faulty nodes and links.
+    more: int  # Number of further bad nodes that had too few partners to be sure.
+    seconds: Result  # Time of all nodes together; None: they failed.
+    usual: Result  # Time of the fastest group; None: all failed.
+    rounds: int  # Number of rounds of measurements.
 
 
 def find(nodes: Sequence[int], measure: Measure, *, limit: Result = None) -> IsolationResult:
-    """Find what is at fault among nodes that were slow or failed together, by having groups work at the same time.
+    """Find the faulty nodes and links among nodes that were slow or failed together.
 
-    ``limit`` is the seconds that good nodes never exceed, where that is known: nodes that are all as slow as each
-    other, or two alone, cannot be compared.
+    ``limit`` is the most seconds that good nodes take, if known. It is needed if all nodes are equally slow, or if
+    there are only two, because then there is nothing to compare with.
     """
     return _Search(tuple(nodes), measure, limit).run()
 
@@ -78,12 +79,12 @@ class _Search:
             self._judge(pairs)
             if self._is_decided():
                 links = self._confirm()
-                if self._is_decided():  # It may have found that all that was measured before is slow.
+                if self._is_decided():  # A faster group may turn earlier ones into slow ones.
                     return self._outcome(links)
         return self._outcome(self._confirm())
 
     def _confirm(self) -> list[Group]:
-        """Measure what is at fault once more, and find links."""
+        """Measure bad groups once more, and find links."""
         self._measure_again(chain.from_iterable(pairs[:PARTNERS] for pairs in self._at_fault().values()))
         links = self._links()
         self._measure_again(links)
@@ -95,24 +96,24 @@ class _Search:
         culprits = [Culprit((node,), self._best(pairs)) for node, pairs in at_fault.items()]
         culprits += [Culprit(pair, self.results[pair]) for pair in links if self._is_link(pair)]
         if self._well() and self._is_bad(self.nodes) and not (culprits or more):
-            self._measure([self.nodes])  # It may have been slow only once.
+            self._measure([self.nodes])  # All together may have been slow only once.
         is_bad = bool(culprits or more) or self._is_bad(self.nodes) or self._is_beyond_limit(self.nodes)
         return IsolationResult(is_bad, tuple(culprits), more, self.results[self.nodes], self.usual, self.rounds)
 
     def _is_link(self, pair: Group) -> bool:
-        """Return True if a pair does badly whose nodes do well with others, or are the only two."""
+        """Return True if a pair is bad whose nodes are good with others, or are the only two."""
         if pair == self.nodes:
             return self._is_bad(pair) or self._is_beyond_limit(pair)
         return self._is_bad(pair) and self._well().issuperset(pair)
 
     def _well(self) -> set[int]:
-        """Return the nodes that do well in any group: none of them is at fault by itself."""
+        """Return the good nodes, which are in at least one good group."""
         return {node for group in self.results if not self._is_bad(group) for node in group}
 
     def _failing(self) -> dict[int, list[Group]]:
-        """Return the nodes that do badly in all groups, each with its pairs with nodes that do well.
+        """Return the nodes that are bad in all groups, each with its pairs with good nodes.
 
-        Empty if no node does well: then no node can be compared.
+        Empty if there is no good node to compare with.
         """
         well = self._well()
         if not well:
@@ -125,9 +126,9 @@ class _Search:
         return {node: pairs for node, pairs in self._failing().items() if len(pairs) >= enough}
 
     def _is_decided(self) -> bool:
-        """Return True if more pairs would say nothing new of any node; the more do badly, the more pairs it takes.
+        """Return True if more pairs would not change the result for any node; more bad nodes need more pairs.
 
-        If all do equally well, they may all be slow, unless ``limit`` is known.
+        If all pairs are equally good, all nodes may be slow, unless ``limit`` is known.
         """
         failing = self._failing()
         if failing:
@@ -136,21 +137,21 @@ class _Search:
         return bool(self._well()) and (is_any_fast or any(map(self._is_bad, self.results)))
 
     def _links(self) -> list[Group]:
-        """Find pairs that do badly, of nodes that do well with others."""
+        """Find bad pairs of nodes that are good with others."""
         found: list[Group] = []
         while True:
             found += [pair for pair in self.results if len(pair) == 2 and self._is_link(pair) and pair not in found]
             rest = tuple(sorted(self._well() - _without(found)))
             if len(found) >= MOST_LINKS or len(rest) < 2 or not self._judge([rest])[0]:
                 return found
-            self._judge(pairings(rest)[-1])  # If racks do not reach each other, this finds many links at once.
+            self._judge(pairings(rest)[-1])  # If two racks cannot reach each other, this finds many links at once.
             if not any(self._is_link(pair) for pair in self.results if {*pair} <= {*rest} and len(pair) == 2):
                 pair = self._search_link(rest)
                 if not self._judge([pair])[0]:
                     return found
 
     def _search_link(self, nodes: Group) -> Group:
-        """Return the first and last node of the smallest part of a group that does badly, by binary search."""
+        """Return the first and last node of the smallest bad part of a group, by binary search."""
 
         def is_bad(start: int, end: int) -> bool:
             return self._judge([nodes[start:end]])[0]
@@ -160,13 +161,13 @@ class _Search:
         return nodes[start], nodes[end - 1]
 
     def _judge(self, groups: list[Group]) -> list[bool]:
-        """Measure groups once, slow ones twice; return which do badly."""
+        """Measure groups once, slow ones twice; return which are bad."""
         self._measure([group for group in groups if not self.looks[group]])
         self._measure([group for group in groups if self.looks[group] == 1 and self._is_slow(group)])
         return [*map(self._is_bad, groups)]
 
     def _measure_again(self, groups: Iterable[Group]) -> None:
-        """Measure groups, but those that failed, once more before any is named: a busy machine is slow for a while."""
+        """Measure slow groups once more before any is reported, because a busy machine is slow for a while."""
         waiting = [group for group in dict.fromkeys(groups) if self.results[group] is not None]
         while waiting:
             now: list[Group] = []
@@ -189,14 +190,14 @@ class _Search:
         return self.results[group] is None or self._is_slow(group)
 
     def _is_slow(self, group: Group) -> bool:
-        """Return True if a group took too long, where all together did not fail: slowness explains no failure."""
+        """Return True if a group is slow and all nodes together did not fail: slowness does not explain a failure."""
         result = self.results[group]
         if result is None or self.usual is None or self.results[self.nodes] is None:
             return False
         return result > SLOW * self.usual
 
     def _is_beyond_limit(self, group: Group) -> bool:
-        """Return True if a group that did not fail is too slow, also if the others are little faster."""
+        """Return True if a group that did not fail exceeds ``limit``, even if the others are not much faster."""
         result = self.results[group]
         return result is not None and self.limit is not None and result > self.limit
 
@@ -205,7 +206,7 @@ class _Search:
 
 
 def _without(links: Iterable[Group]) -> set[int]:
-    """Return nodes without which none of some links is left: those with most of them, and of these the last."""
+    """Return nodes that cover all links, chosen greedily: the node with the most links, the last one of equals."""
     left, found = [*links], set[int]()
     while left:
         count = Counter(chain.from_iterable(left))
@@ -220,10 +221,10 @@ def _least(*results: Result) -> Result:
 
 
 def pairings(nodes: Sequence[int]) -> list[list[Group]]:
-    """Return all pairs of nodes, in rounds in which each has one partner; one is left over where they are odd.
+    """Return all pairs of nodes, in rounds in which each has one partner; with an odd number one node has none.
 
-    All but the first one move on around a circle, and each works with the one opposite: at first with a neighbour, for
-    it may be that racks do not reach each other; then with others far from that one.
+    This is the circle method: all but the first node rotate, and each is paired with the opposite one. The first round
+    pairs neighbours, in case racks cannot reach each other; later rounds pair distant nodes.
     """
     places: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     circle = [*places[::2], *reversed(places[1::2])]

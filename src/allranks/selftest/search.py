@@ -1,7 +1,7 @@
-"""Fault isolation: one rank on each node runs this to find the node or link that makes all slow or fail.
+"""Fault isolation: one rank on each node runs this to find the node or link that makes the job slow or fail.
 
-The first node assigns groups through the store, since process groups are what fails. Each measurement runs in processes
-of its own, which may hang or crash.
+The first node assigns groups through the store, since process groups may fail. Each measurement runs in separate
+processes, which may hang or crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from allranks.runtime.environment import RankEnvironment
 
-#: A measurement may take so many times as long as an operation, and a round until all have reported it.
+#: Time limits of a measurement, and of a round including the reports, as multiples of the limit of an operation.
 _MEASUREMENT, _ROUND = 3, 4
 
 
@@ -38,15 +38,15 @@ _MEASUREMENT, _ROUND = 3, 4
 class Limits:
     """Limits of a search."""
 
-    operation: float = 10.0  # Seconds that one operation may take.
-    #: Seconds until all nodes must be there. They import torch first, which takes minutes where many nodes read it from
-    #: one disk for the first time.
+    operation: float = 10.0  # Seconds for one operation.
+    #: Seconds until all nodes must have connected. They import torch first, which takes minutes if many nodes read it
+    #: from one disk for the first time.
     coming: float = 300.0
-    least: float = 0.0  # Bytes a second that good nodes send at least; 0 if unknown.
+    least: float = 0.0  # Least bytes per second of good nodes; 0 if unknown.
 
 
 class _Silent(Exception):  # noqa: N818 - no error: the search ends with these nodes as its result
-    """Nodes do not answer any more."""
+    """Nodes have stopped answering."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__(nodes)
@@ -54,19 +54,19 @@ class _Silent(Exception):  # noqa: N818 - no error: the search ends with these n
 
 
 class _Node:
-    """One node, whose rank counts nodes: works in the groups that the first node assigns through the store."""
+    """One node (its rank is the node's number): works in the groups that the first node assigns through the store."""
 
     def __init__(self, me: RankEnvironment, store: Store, limits: Limits) -> None:
         self.me, self.store, self.limits = me, store, limits
         self._round = 0
-        # The children are forked from a process that has imported torch, and has neither a store nor a thread.
+        # Children are forked from a process that has imported torch, without a store or threads.
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([search_child.__name__])
 
     def come(self) -> None:
-        """Report that this node is here, once it has imported torch."""
+        """Report that this node is ready, once it has imported torch."""
         first = self._context.Process(target=search_child.nothing, daemon=True)
-        first.start()  # It waits until torch is imported.
+        first.start()  # Returns once torch is imported.
         first.join()
         self.store.set(f"here/{self.me.rank}", socket.gethostname())
 
@@ -82,7 +82,7 @@ class _Node:
             self.take_part(groups)
 
     def take_part(self, groups: Sequence[Sequence[int]]) -> None:
-        """Do this node's part of a round, and report how it went."""
+        """Do this node's part of a round, and report the result."""
         name = f"round/{self._round}"
         self._round += 1
         for number, group in enumerate(groups):
@@ -127,23 +127,23 @@ class _First(_Node):
         self.errors: dict[Group, str] = {}
 
     def search(self) -> IsolationResult:
-        """Find what is at fault; raise _Silent if nodes do not come, or do not answer any more."""
+        """Find the faulty nodes and links; raise _Silent if nodes do not connect, or stop answering."""
         self._wait_for("here", self.nodes, self.limits.coming)
         limit = search_child.SIZE / self.limits.least if self.limits.least else None
         return find(self.nodes, self._measure, limit=limit)
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the nodes' hostnames; empty for one that has not come."""
+        """Return the nodes' hostnames; empty for one that has not connected."""
         keys = [f"here/{node}" for node in self.nodes]
         return tuple(self.store.get(key).decode() if self.store.check([key]) else "" for key in keys)
 
     def error_of(self, nodes: Group) -> str:
-        """Return what the smallest group with these nodes failed with; empty: none did."""
+        """Return the error of the smallest failed group with these nodes; empty if none failed."""
         groups = sorted((group for group in self.errors if {*nodes} <= {*group}), key=len)
         return self.errors[groups[0]] if groups else ""
 
     def end(self) -> None:
-        """End the search on the others, and wait until they know: the store may end with this process."""
+        """End the search on the other nodes, and wait for their confirmation: the store may end with this process."""
         self.store.set(f"round/{self._round}", json.dumps(None))
         self._wait_for("left", self.nodes[1:], self.limits.operation)
 
@@ -159,7 +159,7 @@ class _First(_Node):
     def _result(self, name: str, group: Group) -> Result:
         done = [json.loads(self.store.get(f"{name}/done/{node}")) for node in group]
         errors = [one for one in done if isinstance(one["answer"], str)]
-        if errors:  # Of the one that failed first: the others waited for it.
+        if errors:  # Report the first one: the others only waited for that node.
             self.errors[group] = min(errors, key=lambda one: float(one["after"]))["answer"]
         return None if errors else max(one["answer"] for one in done)
 
@@ -174,7 +174,7 @@ class _First(_Node):
 
 
 def main() -> None:
-    """Search, on every node; the first one reports what was found."""
+    """Run the search on every node; the first one reports the result."""
     parser = argparse.ArgumentParser(prog="allranks.selftest.search")
     parser.add_argument("--timeout", type=float, default=Limits.operation, help="seconds that an operation may take")
     parser.add_argument(
@@ -202,7 +202,7 @@ def main() -> None:
         report = replace(report, silent=tuple(silent.nodes))
     send(replace(report, hosts=first.hosts()))
     if report.silent:
-        raise SystemExit(1)  # It does not wait for the others: what started them ends them.
+        raise SystemExit(1)  # Without waiting for the others: their launcher ends them.
 
 
 def _report(first: _First, found: IsolationResult) -> SearchResult:

@@ -1,4 +1,4 @@
-"""One node's part in one measurement, in a process of its own: a collective operation that hangs ends with it."""
+"""One node's part in one measurement, in a separate process, which can be killed if an operation hangs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from allranks.selftest.collectives import synchronize
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-#: Bytes that each node sends to each other one of its group.
+#: Bytes that each node sends to each other node of its group.
 SIZE = 1 << 21
-#: It is done so often at least, since the first time opens connections; and on, until it has taken so many seconds.
+#: Least and most repeats (the first one opens connections), and the seconds after which to stop.
 _LEAST, _MOST, _ENOUGH = 2, 10, 0.5
 _LATER = 5
 
 
 @dataclass(frozen=True)
 class Task:
-    """One node's part in a measurement: its place among the count of its group, and the address of their store.
+    """One node's part in a measurement: its place in its group of ``count`` nodes, and the address of their store.
 
-    ``seconds`` are for an operation, and ``limit`` is for the measurement.
+    ``seconds`` is the time limit of an operation, and ``limit`` that of the measurement.
     """
 
     name: str
@@ -45,19 +45,19 @@ class Task:
 
 
 def nothing() -> None:
-    """Do nothing: when a process has run it, all is imported."""
+    """Do nothing: a process that has run it has done its imports."""
 
 
 def work(task: Task, answer: Connection[Any, Any]) -> None:
-    """Take part in a measurement; answer with the seconds that sending took, or with the error."""
-    signal.alarm(math.ceil(task.limit) + _LATER)  # The parent, which kills it before, may be gone.
+    """Take part in a measurement; answer with the seconds that it took, or with the error."""
+    signal.alarm(math.ceil(task.limit) + _LATER)  # In case the parent, which would kill it before, is gone.
     try:
         answer.send(_measure(task))
-    except distributed.DistStoreError:  # Its own message is the names of keys.
+    except distributed.DistStoreError:  # Its message has only names of keys.
         answer.send(f"others did not answer within {task.seconds:g} s")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
+    except Exception as error:  # noqa: BLE001 - any error is a result
         answer.send(str(error).strip().split("\n")[0] or type(error).__name__)
-    os._exit(0)  # Threads of the backend may hang.
+    os._exit(0)  # The backend's threads may hang.
 
 
 def _measure(task: Task) -> float:
@@ -72,14 +72,14 @@ def _measure(task: Task) -> float:
     _expect(values, task.count * (task.count + 1) // 2)
     seconds = _send_to_all(task, device)
     store.set(f"done/{task.place}", "")
-    store.wait([f"done/{place}" for place in range(task.count)], limit)  # Else this end is an error of the others.
+    store.wait([f"done/{place}" for place in range(task.count)], limit)  # An early exit would fail the others.
     return seconds
 
 
 def _send_to_all(task: Task, device: torch.device) -> float:
-    """Have each node send to each other one in turn; return the seconds of the slowest, each at its best.
+    """Send from each node to each other one in turn; return the best time of the slowest transfer, in seconds.
 
-    A collective operation of many nodes uses few of the links between them; this uses all.
+    A collective operation of many nodes uses only few of the links between them; this uses all.
     """
     best = [math.inf] * task.count
     taken = 0.0

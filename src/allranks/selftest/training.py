@@ -1,7 +1,7 @@
-"""A small model that all ranks train together, and each by itself: both must come to the same.
+"""Trains a small model on all ranks together, and on each rank alone: the results must be equal.
 
-It computes in float64, which no setting makes less exact: containers and sites have GPUs multiply float32 as TF32, in
-more ways than one, and then ranks that each take a part of a batch come to other numbers than one that takes it whole.
+It uses float64, whose precision no setting reduces. Containers and sites may make GPUs multiply float32 as TF32, and
+then ranks that each process a part of a batch get other results than one that processes the complete batch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Strategy = Literal["auto", "ddp", "flat"]
 
 
 def train(ctx: Context, strategy: Strategy) -> TrainingResult:
-    """Train some steps with a model that is made data parallel in a way; all ranks call it."""
+    """Train some steps with a data-parallel strategy; collective."""
     inputs, targets = _batch(ctx)
     mine = slice(ctx.rank * _PER_RANK, (ctx.rank + 1) * _PER_RANK)
-    # Each rank starts with other weights: those of rank 0 must come to all.
+    # Each rank starts with different weights: all must get those of rank 0.
     model = ctx.prepare(_model(ctx, ctx.rank), strategy=strategy)
     optimizer = ctx.optimizer(torch.optim.SGD, model, lr=_RATE)
     losses, seconds = _together(model, optimizer, inputs[mine], targets[mine])
@@ -45,7 +45,7 @@ def train(ctx: Context, strategy: Strategy) -> TrainingResult:
 
 
 def _batch(ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the batch of all ranks, the same on each."""
+    """Return the batch of all ranks, the same on each rank."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(ctx.world_size * _PER_RANK, _INPUTS, generator=generator)
     targets = inputs[:, :1] * inputs[:, 1:2] + inputs[:, 2:3]
@@ -64,7 +64,7 @@ def _model(ctx: Context, seed: int) -> nn.Module:
 def _together(
     model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[list[float], float]:
-    """Train; return the loss of each step, and the seconds of all but the first, which sets up what the others use."""
+    """Train; return the loss of each step, and the seconds of all steps but the first, which includes the set-up."""
     losses, began = [], 0.0
     for step in range(_STEPS):
         if step == 1:
@@ -81,7 +81,7 @@ def _together(
 
 
 def _alone(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
-    """Train in this process only, by the bare formula; return the loss of each step."""
+    """Train in this process only, by the plain update formula; return the loss of each step."""
     losses, weights = [], [*model.parameters()]
     for _ in range(_STEPS):
         loss = nn.functional.mse_loss(model(inputs), targets)

@@ -1,1 +1,1 @@
-"""What this machine is, for everybody: processes, control groups, routes, host lists, commands."""
+"""Facts about this machine: processes, control groups, routes, GPUs, host lists, commands, schedulers."""

@@ -1,6 +1,6 @@
-"""What the control groups of this process allow it: those of its container, of systemd, of a scheduler.
+"""Limits of this process by its control groups, which a container, systemd or a scheduler has set.
 
-A group is bound by those around it too, and each kind of limit may be in a hierarchy of its own (cgroup v1).
+Limits of parent groups apply too, and each controller may have a separate hierarchy (cgroup v1).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _PROC = Path("/proc/self")
 
 
 def usable_cpus(proc: Path = _PROC) -> int:
-    """Return how many CPUs this process may use: of those that it is bound to as many as quotas allow."""
+    """Return how many CPUs this process may use, by its affinity and quotas."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(bound, quota(proc) or bound)
 
 
 def quota(proc: Path = _PROC) -> int | None:
-    """Return the CPUs that all processes of the group may use at a time, rounded up; None: as many as there are."""
+    """Return the CPU quota of the group in CPUs, rounded up; None if there is none."""
     return min((found for folder in _folders("cpu", proc) if (found := _quota(folder))), default=None)
 
 
 def memory(proc: Path = _PROC) -> int | None:
-    """Return how many bytes of memory all processes of the group may have; None: as many as there are."""
+    """Return the memory limit of the group in bytes; None if there is none."""
     return _least("memory", ("memory.max", "memory.limit_in_bytes"), proc)
 
 
 def tasks(proc: Path = _PROC) -> int | None:
-    """Return how many processes and threads there may be in the group; None: any number."""
+    """Return the limit on processes and threads of the group; None if there is none."""
     return _least("pids", ("pids.max",), proc)
 
 
@@ -42,7 +42,7 @@ def _least(controller: str, names: tuple[str, ...], proc: Path) -> int | None:
 
 
 def _quota(folder: Path) -> int | None:
-    """Return the CPUs that a group's quota allows, rounded up, if it has one: ``max``, or -1, is none."""
+    """Return a group's CPU quota in CPUs, rounded up; None if it has none (``max`` or -1)."""
     words = text_of(folder / "cpu.max").split() or [
         text_of(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     ]
@@ -53,9 +53,9 @@ def _quota(folder: Path) -> int | None:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes of the group the kernel has killed because memory ran out; None if it keeps no count.
+    """Return how many processes of the group the out-of-memory killer has killed; None if the kernel does not count.
 
-    A count of version 2 has those of the groups inside it too; groups around it count others, and are left out.
+    The count of cgroup v2 includes child groups. Parent groups count other processes too, and are not used.
     """
     for mounted, group in _groups("memory", _PROC):
         for name in ("memory.events", "memory.oom_control"):
@@ -66,26 +66,26 @@ def oom_kills() -> int | None:
 
 
 def _folders(controller: str, proc: Path) -> Iterator[Path]:
-    """Yield the directories of this process's group, and of all around it that can be seen from here."""
+    """Yield the directories of this process's group and of all visible parent groups."""
     for mounted, group in _groups(controller, proc):
         yield from (mounted / each for each in (group, *group.parents))
 
 
 def _groups(controller: str, proc: Path) -> Iterator[tuple[Path, PurePosixPath]]:
-    """Yield where the hierarchies of a controller are mounted, and this process's group in them."""
+    """Yield the mount point of each hierarchy of a controller, and this process's group in it."""
     lines = [line.split(":", 2) for line in text_of(proc / "cgroup").splitlines()]
-    groups = {key: path for _, keys, path in lines for key in keys.split(",")}  # That of cgroup v2 has an empty key.
+    groups = {key: path for _, keys, path in lines for key in keys.split(",")}  # cgroup v2 has an empty key.
     for root, mounted, kind, options in _mounts(proc):
         key = "" if kind == "cgroup2" else controller
         if key in groups and (kind == "cgroup2" or (kind == "cgroup" and controller in options)):
             path = PurePosixPath(groups[key])
-            # A container may see its group's name outside, of which it sees no more than what is mounted.
+            # A container may see its group's name on the host, of which only the mounted part exists here.
             is_inside = path.is_relative_to(root) and ".." not in path.parts
             yield mounted, path.relative_to(root) if is_inside else PurePosixPath()
 
 
 def _mounts(proc: Path) -> Iterator[tuple[str, Path, str, list[str]]]:
-    """Yield what is mounted: which directory of the file system, where, its kind, its options (man 5 proc)."""
+    """Yield the mounts: directory in the file system, mount point, type, options (man 5 proc)."""
     for line in text_of(proc / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         root, mounted = before.split()[3:5]

@@ -15,9 +15,9 @@ from typing import IO
 
 from allranks.errors import LaunchError
 
-#: How often a command that is waited for may be ended.
+#: Interval for checking whether to end a running command.
 _POLL_SECONDS = 0.2
-#: The exit code of ssh itself, where it could not run the command.
+#: Exit code of ssh if it could not run the command.
 _OF_SSH = 255
 _FIXES = {
     "bash": "install bash, or put the directory that it is in on PATH",
@@ -25,7 +25,7 @@ _FIXES = {
     "rsync": "install rsync, here and on all machines",
     "pdsh": "install pdsh, or kind: ssh",
 }
-#: What is said of a connection that ended without a word.
+#: Message for a connection that ended without an error.
 BROKE = "the connection broke"
 
 
@@ -35,17 +35,17 @@ class Answer:
 
     code: int
     out: str
-    err: str  # Of the command, or of ssh.
+    err: str  # Stderr of the command, or of ssh.
     unreached: bool = False  # Whether ssh could not run it at all, or its end is unknown.
-    is_late: bool = False  # Whether it had started, perhaps, and has not exited in time.
+    is_late: bool = False  # Whether it did not exit in time; it may have started.
 
     @property
     def last_words(self) -> str:
-        """The last line of stderr, where ssh and most programs say what is wrong."""
+        """The last line of stderr, which is the error of ssh and most programs."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         if lines:
             return lines[-1]
-        # A connection that was kept, and breaks, ends without a word.
+        # A multiplexed connection that breaks prints nothing.
         return BROKE if self.unreached else f"exit code {self.code}"
 
 
@@ -59,24 +59,24 @@ def run_one(
     is_over: Callable[[], bool] = lambda: False,
     hear: Callable[[str], None] = lambda _: None,
 ) -> Answer:
-    """Run one command; end it, and what it has started, when its time is over.
+    """Run one command; on a timeout end it with its child processes.
 
     Args:
-        sent: its stdin.
-        seconds: how long it may take.
-        is_over: called now and then; returns whether to end it before.
-        hear: called before that with all that it has written to stdout so far.
+       sent: text for its stdin.
+       seconds: time limit.
+       is_over: called repeatedly; returns whether to end the command early.
+       hear: called before that with its stdout so far.
 
     Raises:
-        LaunchError: there is no such command.
+       LaunchError: the command does not exist.
     """
-    import tempfile  # It imports half a dozen modules that commands do not need which only read.
+    import tempfile  # It imports several modules that commands which only read do not need.
 
-    # No pipe for stderr: before OpenSSH 8.5, who keeps the connection kept it open.
+    # No pipe for stderr: before OpenSSH 8.5 the multiplexing master kept it open.
     with tempfile.TemporaryFile() as err:
         with _started(command, environ, cwd, err) as process:
             stdin, process.stdin = process.stdin, None
-            # In a thread: the second of two calls of communicate() sends nothing more (3.11).
+            # In a thread, because a second call of communicate() does not continue to send (3.11).
             threading.Thread(target=_feed, args=(stdin, sent), daemon=True).start()
             out, why = _wait(process, seconds, is_over, hear)
         if out is None:
@@ -90,7 +90,7 @@ def run_one(
 def _started(
     command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, err: IO[bytes]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process; when the block ends, by Ctrl-C too, kill it with what it has started if it is still running."""
+    """Start a process; at the end of the block, also by Ctrl-C, kill it and its children if it still runs."""
     process = None
     try:
         with _ctrl_c_later():
@@ -100,7 +100,7 @@ def _started(
         if process:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            with process:  # Closes the pipes, and waits for its end.
+            with process:  # Closes the pipes, and waits for its exit.
                 pass
 
 
@@ -117,7 +117,7 @@ def _start(
             stderr=err,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
+            start_new_session=True,  # Ctrl-C at the terminal must not reach it directly.
         )
     except OSError as error:
         raise cannot_run(command[0], error) from error
@@ -130,8 +130,8 @@ def cannot_run(program: str, error: OSError) -> LaunchError:
 
 @contextlib.contextmanager
 def _ctrl_c_later() -> Iterator[None]:
-    """Raise the KeyboardInterrupt of a Ctrl-C when the block has ended: in Popen it would leave a process behind."""
-    # Only Python's own handler raises it, and only in the main thread.
+    """Defer KeyboardInterrupt to the end of the block: inside Popen it would leave a process behind."""
+    # Only Python's default handler raises it, in the main thread.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -154,7 +154,7 @@ def _feed(stdin: IO[str], sent: str) -> None:
 def _wait(
     process: subprocess.Popen[str], seconds: float | None, is_over: Callable[[], bool], hear: Callable[[str], None]
 ) -> tuple[str | None, str]:
-    """Wait for a process; return its stdout, or None and why it is not waited for any longer."""
+    """Wait for a process; return its stdout, or None and the reason for not waiting any longer."""
     began = time.monotonic()
     while not is_over():
         left = _POLL_SECONDS if seconds is None else began + seconds - time.monotonic()
@@ -163,5 +163,5 @@ def _wait(
         try:
             return process.communicate(timeout=min(left, _POLL_SECONDS))[0], ""
         except subprocess.TimeoutExpired as error:
-            hear((error.output or b"").decode(errors="replace"))  # Bytes, although the pipe is one of text.
+            hear((error.output or b"").decode(errors="replace"))  # The output here is bytes, even for a text pipe.
     return None, "ended before it had answered"

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, by the library of NVIDIA's driver (NVML)."""
+"""The GPUs of this machine, through the library of NVIDIA's driver (NVML)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 #: Constants of nvml.h: the clock of the multiprocessors, the sensor on the chip, and the length of a UUID.
 _CLOCK_SM, _SENSOR_GPU, _UUID_BYTES = 1, 0, 96
-#: Bits of nvmlClocksEventReason… in nvml.h, by the words of nvidia-smi. An idle GPU (0x1) is not slowed down.
+#: Bits of nvmlClocksEventReason… in nvml.h, with nvidia-smi's names. Idle (0x1) does not count.
 _REASONS = {
     0x02: "application clocks",
     0x04: "power cap",
@@ -20,11 +20,11 @@ _REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-#: The driver sets the first together with what has caused it.
+#: The driver sets the first bit together with its cause.
 _HARDWARE, _CAUSES = 0x08, 0x40 | 0x80
-#: By its older name the drivers before version 535 know it.
+#: The second name is for drivers before version 535.
 _EVENT_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-#: Samples over which clocks are taken, a minute of an agent's, and of how many a reason must be in.
+#: Number of samples for clocks (a minute of an agent's samples), and in how many of them a reason must be set.
 _SAMPLES, _LASTING = 30, 15
 
 
@@ -39,15 +39,15 @@ class _Memory(ctypes.Structure):
 class Gpus:
     """The GPUs of this machine, by NVML (its functions and structures: the NVML API reference, nvml.h).
 
-    It needs no CUDA context, so no memory of a GPU, and nothing but the driver's own library.
+    It needs only the driver's library: no CUDA context, and so no GPU memory.
 
-    ``visible``, as CUDA_VISIBLE_DEVICES, is which of them are sampled, in which order; None: all.
+    ``visible`` selects and orders the GPUs to sample, like CUDA_VISIBLE_DEVICES; None: all.
     """
 
     def __init__(self, visible: str | None = None) -> None:
         self._library: Any = None
         self._devices: dict[int, _Device] = {}
-        self.count = 0  # All that there are, those included that do not answer or are not visible.
+        self.count = 0  # All GPUs, including those that do not answer or are not visible.
         try:
             self._library = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
@@ -66,11 +66,11 @@ class Gpus:
                 self._devices[place] = _Device(self._library, handles[number])
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return what each GPU that answers reports.
+        """Return a sample of each GPU that answers.
 
-        ``number`` counts them as CUDA does, ``busy`` is a percentage of time, ``memory`` and ``total`` are bytes.
-        ``temperature`` is in degrees Celsius, ``clock`` and ``max_clock`` in MHz; None if the GPU does not report it.
-        The clock is the median of the last minute, and ``slowed_by`` what has kept it low for half of that or more.
+        ``number`` is CUDA's number, ``busy`` a percentage of time; ``memory`` and ``total`` are bytes. ``temperature``
+        is in degrees Celsius, ``clock`` and ``max_clock`` in MHz; None if the GPU does not report it. The clock is the
+        median over the last minute, and ``slowed_by`` lists what throttled it for at least half of that.
         """
         found = []
         for number, device in self._devices.items():
@@ -79,7 +79,7 @@ class Gpus:
         return found
 
     def _chosen(self, visible: str | None, handles: dict[int, ctypes.c_void_p]) -> list[int]:
-        """Return the numbers of the visible GPUs; of all, where an entry names none, such as a part of a GPU."""
+        """Return the numbers of the visible GPUs; of all GPUs if an entry is not a GPU, such as a MIG instance."""
         everyone = [*range(self.count)]
         if visible is None:
             return everyone
@@ -99,7 +99,7 @@ class Gpus:
 
 
 class _Device:
-    """A GPU, with its clocks and what has slowed it down in the last samples."""
+    """A GPU, with its clocks and throttle reasons in the last samples."""
 
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self._library, self._handle = library, handle

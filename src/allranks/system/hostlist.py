@@ -1,4 +1,4 @@
-"""The short way to write many host names: ``gpu[01-03,07],login1``.
+"""Compressed host lists: ``gpu[01-03,07],login1``.
 
 Source: the "Hostlist" notation in the manual of scontrol(1), which may be missing on compute nodes; pdsh has it too.
 """
@@ -10,27 +10,27 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-#: No list is of more hosts. ``n[0-99999999]`` is written in a few letters, and takes all memory.
+#: Most hosts in a list: a short text such as ``n[0-99999999]`` must not exhaust memory.
 MOST_HOSTS = 65_536
-#: Characters. A name in DNS has at most 253.
+#: Most characters in a name. DNS allows 253.
 _LONGEST_NAME = 255
 _LONGEST_SHOWN = 60
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
-#: Up to 18 digits: a ``range`` of any such numbers has a ``len``.
+#: Up to 18 digits, so that ``len`` of a ``range`` of such numbers cannot overflow.
 _RANGE = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")
 _TOKEN = re.compile(r"([^\[\],\s]+)|\[([0-9,\-\s]+)\]")
 
 
 def expand(text: str) -> Iterator[str]:
-    """Yield the hosts one by one, in the order written.
+    """Yield the hosts in the order of the text.
 
-    Numbers keep their leading zeros: ``n[08-10]`` is n08, n09, n10. Several brackets in a name run like
-    nested loops, the last one fastest.
+    Numbers keep leading zeros: ``n[08-10]`` is n08, n09, n10. Several brackets in a name are nested loops, the last one
+    innermost.
 
     Raises:
-        ValueError: the text is not written so; the message names the part. Or it is more than :data:`MOST_HOSTS`
-            hosts, which is counted before the first one is made.
+       ValueError: the text is invalid (the message names the part), or has more than :data:`MOST_HOSTS` hosts,
+           which are counted before the first one is generated.
     """
     names = [[*_choices(name)] for name in split(text)]
     if sum(math.prod(count for count, _ in choices) for choices in names) > MOST_HOSTS:
@@ -44,7 +44,7 @@ def expand(text: str) -> Iterator[str]:
 
 
 def _choices(name: str) -> Iterator[tuple[int, Iterable[str]]]:
-    """Yield what each part of a name may be, a text or numbers, and how many choices that are."""
+    """Yield the number of choices for each part of a name, and the choices: a text or numbers."""
     position = 0
     while position < len(name):
         token = _TOKEN.match(name, position)
@@ -60,7 +60,7 @@ def _choices(name: str) -> Iterator[tuple[int, Iterable[str]]]:
 
 
 def _range(text: str) -> tuple[range, int]:
-    """Read ``01-03``, or ``07``: the numbers, and how many digits they have at least."""
+    """Parse ``01-03`` or ``07``: the numbers, and their least number of digits."""
     found = _RANGE.fullmatch(text)
     first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
     if int(last) < int(first):
@@ -69,9 +69,9 @@ def _range(text: str) -> tuple[range, int]:
 
 
 def fold(hosts: Iterable[str]) -> str:
-    """Write hosts the short way; what differs but in its last number is put together.
+    """Compress a list of hosts; names that differ only in their last number are merged.
 
-    The inverse of :func:`expand` but for the order: names with a number come by number, and each host once.
+    The inverse of :func:`expand` except for order: names are sorted by number, and each host appears once.
     """
     kinds: dict[tuple[str, int, str], set[int]] = {}
     for host in hosts:

@@ -1,4 +1,4 @@
-"""What other packages add, by entry points."""
+"""Plug-ins of other packages, by entry points."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 def points(group: str) -> EntryPoints:
-    """Return the entry points of a group; the first call reads what every package has installed."""
+    """Return the entry points of a group; the first call reads the metadata of all installed packages."""
     found: EntryPoints = _all(tuple(sys.path)).select(group=group)
     return found
 
 
 @cache
 def _all(_: tuple[str, ...]) -> Any:
-    """Return the entry points of all packages on a path: to read them takes some 20 ms, and a run needs two groups."""
-    from importlib.metadata import entry_points  # Not at the top: it is slow, and most need none.
+    """Return the entry points of all packages on a path. Cached: it takes 20 ms, and a run needs two groups."""
+    from importlib.metadata import entry_points  # Imported here: it is slow, and rarely needed.
 
     return entry_points()
 
 
 def load(point: EntryPoint, what: str) -> Any:
-    """Return what an entry point names, such as ``checks``; raise an AllranksError if it cannot be loaded."""
+    """Load an entry point; ``what`` names it in errors, such as ``checks``; raise an AllranksError if that fails."""
     try:
         return point.load()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Processes of this machine: found by what they were started with, inspected and signalled."""
+"""Finds, inspects and signals processes of this machine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 #: States of /proc/<pid>/stat (man 5 proc).
 _STUCK = {"T": "stopped", "t": "traced", "D": "held"}
-#: More than a line of /proc/<pid>/stat has: a name of 64 bytes at most, and some 50 numbers.
+#: Longer than any line of /proc/<pid>/stat: a name of at most 64 bytes, and some 50 numbers.
 _STAT_BYTES = 4096
-#: Those of gloo's process groups, as torch names them since 2.6 and the kernel shows them.
+#: Name of the threads of gloo's process groups since torch 2.6, as the kernel shows it.
 _GLOO_THREADS = "pt_gloo_runloop"
 
 
 def marked(name: str, value: str) -> list[int]:
-    """Return the processes that were started with a variable of that value, but for us and our ancestors."""
+    """Return the processes with this environment variable, except this process and its ancestors."""
     needle, ours = f"\0{name}={value}\0".encode(errors="surrogateescape"), set(lineage())
     return [pid for pid in process_ids() if pid not in ours and needle in b"\0" + _environment(pid)]
 
 
 def variable_of(pid: int, *names: str) -> str | None:
-    """Return the value of the first of these variables that a process was started with; None: it has none of them."""
+    """Return the first of these variables in a process's initial environment; None if it has none of them."""
     environment = b"\0" + _environment(pid)
     for name in names:
         _, found, rest = environment.partition(f"\0{name}=".encode())
@@ -37,13 +37,13 @@ def variable_of(pid: int, *names: str) -> str | None:
 
 
 def signal_process(pid: int, number: int) -> None:
-    """Send a signal to a process; it may be gone, or another user's by now."""
+    """Send a signal to a process; ignore that it is gone, or that its id is another user's by now."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a process group; it may be empty, or another user's by now."""
+    """Send a signal to a process group; ignore that it is empty, or that its id is another user's by now."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
@@ -58,7 +58,7 @@ def process_ids() -> Iterator[int]:
 
 
 def rank_ended(rank: int, code: int, host: str | None = None) -> str:
-    """Return how a rank ended, on a host if there are several; ``code`` is Python's, negative for a signal."""
+    """Return how a rank exited, as text; ``code`` is as in subprocess; ``host`` is given if there are several."""
     name = f"rank {rank} on {host}" if host else f"rank {rank}"
     if code >= 0:
         return f"{name} exited with code {code}"
@@ -69,7 +69,7 @@ def rank_ended(rank: int, code: int, host: str | None = None) -> str:
 
 
 def _environment(pid: int) -> bytes:
-    """Return what a process was started with; nothing for a dead one, or one of another user."""
+    """Return the initial environment of a process; empty for a dead one, or one of another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             return stream.read()
@@ -102,7 +102,7 @@ def _in_mask(pid: int, name: str, number: int) -> bool | None:
 
 
 def stuck_state(pid: int) -> str:
-    """Return the state in which a process takes no signal: "stopped", "traced" or "held" by the kernel; else ""."""
+    """Return the state in which a process handles no signal: "stopped", "traced" or "held" by the kernel; else ""."""
     fields = stat_fields(pid)
     return _STUCK.get(fields[0], "") if fields else ""
 
@@ -114,13 +114,13 @@ def started(pid: int) -> float | None:
 
 
 def is_in_foreground(pid: int) -> bool:
-    """Return whether a process may read its terminal: its group has it, or nothing is its controlling terminal."""
+    """Return whether a process may read its terminal: it is in the foreground, or has no controlling terminal."""
     fields = stat_fields(pid)
     return not fields or fields[5] in ("-1", fields[2])
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the kernel's says; "" if it cannot be read, as the speed of a card without a cable."""
+    """Return the text of a kernel file; "" if it cannot be read, such as the link speed without a cable."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -133,7 +133,7 @@ def boot_id() -> str:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the words of a process's command; a single empty one for a process that has ended."""
+    """Return the command line of a process; a single empty word if it has exited."""
     return text_of(Path(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")
 
 
@@ -146,20 +146,20 @@ def parent_of(pid: int) -> int | None:
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat from the state on (man 5 proc); none for a process that is gone."""
     try:
-        # Not by pathlib: this is read of all processes of a node while it trains, and takes a third of the time so.
+        # Not with pathlib, which takes three times as long: agents read this for all processes of a node.
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             text = os.read(descriptor, _STAT_BYTES).decode(errors="replace")
         finally:
             os.close(descriptor)
     except OSError:
-        return []  # It ended while we looked.
-    # The name in brackets may hold anything, brackets and spaces too: fields count from the last ')'.
+        return []  # The process has just exited.
+    # The name may contain brackets and spaces: count fields from the last ')'.
     return text.rpartition(")")[2].split()
 
 
 def queued_seconds(pid: int | str = "self") -> float:
-    """Return for how many seconds a process's main thread has waited in the queue for a CPU; 0 if that is unknown.
+    """Return the seconds that a process's main thread has waited in the run queue for a CPU; 0 if unknown.
 
     The second of three numbers, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
     """
@@ -171,7 +171,7 @@ def queued_seconds(pid: int | str = "self") -> float:
 
 
 def append_to(path: Path, mode: int, *streams: int) -> None:
-    """Redirect output streams of this process to the end of a file, which is made with ``mode`` if it is missing."""
+    """Redirect output streams of this process to the end of a file, which is created with ``mode`` if missing."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
     for stream in streams:
         os.dup2(log, stream)
@@ -185,19 +185,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, which forked it, ends (man 2 prctl)."""
+    """Have the kernel kill this process when ``parent``, which forked it, exits (man 2 prctl)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none slips away (man 2 prctl)."""
+    """Become the parent of orphaned descendants (man 2 prctl)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def thread_count() -> int:
-    """Count the threads of this process, those of C libraries included; 1 if there is no /proc."""
+    """Count the threads of this process, including those of C libraries; 1 if there is no /proc."""
     try:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208
     except OSError:
@@ -208,24 +208,23 @@ def children() -> list[int]:
     """Return the process ids of this process's children; empty where there is no /proc."""
     me = os.getpid()
     try:
-        # Of the main thread, and a fork server has no other. Not every kernel is built with it.
+        # Only of the main thread; a fork server has no other. Some kernels are built without this file.
         return [int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()]
     except OSError:
         return [pid for pid in process_ids() if parent_of(pid) == me]
 
 
 def let_gloo_rest(limit: float = 1.0) -> None:
-    """Wait until gloo's threads have nothing left to do, for at most ``limit`` seconds; to be called at exit.
+    """Wait until gloo's threads are idle, at most ``limit`` seconds; call it at exit.
 
-    They put a tensor down after they have said that it is reduced, and need the interpreter's lock for it. A thread
-    that asks for the lock while the interpreter ends is made to end by Python, inside a destructor, so that C++ aborts
-    the process: exit code -6 after a training that went well. Seen with torch 2.13 on a busy machine, of a script
-    without a line of ours too, in one of ten.
+    They free a tensor after they have reported that it is reduced, and need the GIL for it. Python ends a thread that
+    requests the GIL while the interpreter exits, here inside a destructor, so C++ aborts the process: exit code -6
+    after a successful training. Seen with torch 2.13 on a busy machine in one of ten runs, also without allranks.
     """
     until = time.monotonic() + limit
     before = _gloo_threads()
     while before and time.monotonic() < until:
-        time.sleep(0.01)  # It gives the lock away: who waited for it runs now, and counts one switch more.
+        time.sleep(0.01)  # Releases the GIL: a waiting thread runs now, and its count of switches increases.
         now = _gloo_threads()
         if now == before and all(states[0].startswith("State:\tS") for states in now.values()):
             return
@@ -233,13 +232,13 @@ def let_gloo_rest(limit: float = 1.0) -> None:
 
 
 def _gloo_threads() -> dict[str, tuple[str, ...]]:
-    """Return the states of gloo's threads and how often each has been switched to, by their ids."""
+    """Return state and number of context switches of each of gloo's threads, by thread id."""
     threads = {}
     for task in Path("/proc/self/task").glob("*/status"):
         try:
             lines = task.read_text(errors="replace").splitlines()
         except OSError:
-            continue  # It ended while we looked.
+            continue  # The thread has just exited.
         if lines[0] == f"Name:\t{_GLOO_THREADS}":
             threads[task.parent.name] = tuple(line for line in lines if line.startswith(("State:", "vol", "nonvol")))
     return threads

@@ -1,4 +1,4 @@
-"""The variables by which a way to start ranks identifies each, and how they are read and checked."""
+"""Reads and checks the environment variables by which a launcher identifies each rank."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """A rank's place. What is None is not known: the ranks count their hosts when they meet."""
+    """A rank's place. None is unknown: the ranks then count their hosts at the rendezvous."""
 
-    kind: str  # The name of the way it was started.
+    kind: str  # How the rank was started, such as "torchrun".
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int | None = 1
     node_rank: int | None = 0
     master_addr: str = LOOPBACK
-    master_port: int = 0  # 0 in a world of one that was given none.
+    master_port: int = 0  # 0 in a world of one without a port.
     restart: int = 0
 
 
 class EnvironmentKind:
-    """A way to start ranks: for each property the variables that hold it, the first one set wins."""
+    """A way to start ranks: for each property the variables that may hold it; the first one set counts."""
 
     name: ClassVar[str]
     rank: ClassVar[tuple[str, ...]]
@@ -46,7 +46,7 @@ class EnvironmentKind:
         return self.get(env, self.rank + self.world_size) is not None
 
     def read(self, env: Variables) -> RankEnvironment:
-        """Read and check who this rank is.
+        """Read and check this rank's place.
 
         Raises:
             RankEnvironmentError: naming the variables, what is wrong with them and what to do.
@@ -70,7 +70,7 @@ class EnvironmentKind:
             restart=self.number(env, self.restart) or 0,
         )
 
-    # --- what a kind may find in its own way ---
+    # --- methods that a kind may override ---
 
     def find_rank(self, env: Variables) -> int | None:
         """Find the rank."""
@@ -89,16 +89,16 @@ class EnvironmentKind:
         return self.number(env, self.local_world_size, least=1)
 
     def find_node_rank(self, env: Variables) -> int | None:
-        """Find this host's number among the hosts: 0 where it has all ranks."""
+        """Find this host's number among the hosts: 0 if it has all ranks."""
         if self.node_rank:
             return self.number(env, self.node_rank)
         return 0 if self.find_local_world_size(env) == self.find_world_size(env) else None
 
     def master(self, env: Variables, several_hosts: bool) -> tuple[str, int]:
-        """Find where the ranks meet, for a world of several.
+        """Find the rendezvous address and port, for a world of several ranks.
 
-        MASTER_ADDR and MASTER_PORT win. Else the ranks of one host meet there, at a port derived from what
-        they have in common; the ranks of several hosts need :meth:`find_master_host`.
+        MASTER_ADDR and MASTER_PORT take precedence. Otherwise ranks of one host use that host and a port derived from
+        :meth:`job_key`; ranks of several hosts need :meth:`find_master_host`.
         """
         addr = self.get(env, ("MASTER_ADDR",)) or (self.find_master_host(env) if several_hosts else LOOPBACK)
         port = self.number(env, ("MASTER_PORT",), least=1)
@@ -113,7 +113,7 @@ class EnvironmentKind:
         )
 
     def job_key(self, env: Variables) -> str:
-        """Return a text that the ranks of this job have in common, and other jobs have not."""
+        """Return a text that is the same for all ranks of this job and different from other jobs."""
         raise NotImplementedError
 
     # --- reading ---
@@ -181,9 +181,9 @@ def _are(names: list[str]) -> str:
 
 
 def derived_port(key: str) -> int:
-    """Derive a port from what the ranks of one job have in common.
+    """Derive a port from a text that the ranks of one job share.
 
-    Two jobs that share a host get different ports but for 1 case in 16,000; the port may also be taken by
-    something else. Rank 0 then says so, and MASTER_PORT sets another.
+    Two jobs on the same host get the same port in 1 of 16,000 cases; the port may also be in use by another program.
+    Rank 0 then reports it, and MASTER_PORT can set another one.
     """
     return FIRST_PORT + zlib.crc32(key.encode()) % PORTS

@@ -1,4 +1,4 @@
-"""Which interface of this machine carries the route to another one, by the kernel; and sockets that listen."""
+"""The network interface with the route to another machine, and listening sockets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from allranks.system.processes import text_of
 LOOPBACK = "lo"
 #: linux/sockios.h: the addresses of all interfaces, each as an ifreq of this size (man 7 netdevice).
 _SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = 0x8912, 40, 1024
-#: Nothing is sent to it: connecting a UDP socket only asks for the route.
+#: No packet is sent to it: connecting a UDP socket only looks up the route.
 _ANY_PORT = 9
 
 
 def interface_to(master: str, proc: Path) -> tuple[str | None, str]:
-    """Return the interface that carries the route to a host, and why that one; or None, and why not.
+    """Return the interface with the route to a host, and the reason; or None, and why there is none.
 
-    The kernel shows routes in ``proc``.
+    ``proc`` is the mount point of procfs.
     """
     try:
         address = local_address(master)
@@ -36,13 +36,13 @@ def interface_to(master: str, proc: Path) -> tuple[str | None, str]:
         return None, f"left alone: no interface has the address {address} of the route to {master}"
     if master == address:
         return LOOPBACK, f"all nodes are on this machine: they meet at {master}"
-    # Here is the master, whose own name stands for its loopback, as in Debian's /etc/hosts.
+    # This machine is the master, and its name resolves to the loopback, as in Debian's /etc/hosts.
     interface = _first_route(proc)
     return interface, f"{master} is this node itself, and {interface or 'no interface'} carries its first route"
 
 
 def local_address(master: str) -> str:
-    """Return our address from which ``master`` is reached; raise an OSError if there is no route or no such name."""
+    """Return the local address for connections to ``master``; raise an OSError if there is no route or no such name."""
     family, kind, protocol, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
@@ -50,20 +50,20 @@ def local_address(master: str) -> str:
 
 
 def listen_everywhere(port: int, backlog: int = 128) -> socket.socket:
-    """Listen on a port (0: a free one) of all of this machine's addresses, of both families where it has both."""
+    """Listen on a port (0: a free one) of all addresses of this machine, IPv4 and IPv6."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
 
 
 def listen_for(master: str, port: int, backlog: int = 128) -> socket.socket:
-    """Listen where other nodes connect that know this one as ``master``: at its address or, if that is unclear, at all.
+    """Listen at the address of ``master``, this node's name on other nodes, or at all addresses if that is unclear.
 
-    It is unclear where the name stands for this machine's loopback, as in Debian's /etc/hosts, or for an address that
-    is not this machine's, as that of a service.
+    It is unclear if the name resolves to the loopback, as in Debian's /etc/hosts, or to an address that this machine
+    does not have, such as that of a service.
 
     Raises:
-        OSError: the port is in use, or not for this user.
+        OSError: the port is in use, or not allowed for this user.
     """
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_STREAM)]
@@ -74,7 +74,7 @@ def listen_for(master: str, port: int, backlog: int = 128) -> socket.socket:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         if means_loopback or not ipaddress.ip_address(address).is_loopback:
             with contextlib.suppress(OSError):
-                socket.create_server((address, 0), family=family).close()  # It is this machine's.
+                socket.create_server((address, 0), family=family).close()  # Fails if it is not this machine's.
                 break
     else:
         return listen_everywhere(port, backlog)
@@ -104,7 +104,7 @@ def _ipv4_addresses() -> Iterator[tuple[str, bytes]]:
 
 
 def _first_route(proc: Path) -> str | None:
-    """Return the interface of the default route, or of the cheapest of others, from ``net/route``."""
+    """Return the interface of the default route, else of the route with the lowest metric, from ``net/route``."""
     routes = _table(proc / "net/route")[1:]
     ordered = sorted((not fields[1] == fields[7] == "00000000", int(fields[6]), fields[0]) for fields in routes)
     return ordered[0][2] if ordered else None

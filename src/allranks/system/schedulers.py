@@ -1,8 +1,9 @@
-"""What shared code knows of schedulers: the variables of their jobs, read from the module of each.
+"""The schedulers that shared code knows, and the variables of their jobs.
 
-The module of a scheduler is code for nodes: it needs the standard library, and of this package what a run carries. It
-has two classes: ``Environment``, below, and ``Job``, see :class:`allranks.agent.batch_job.BatchJob`. Nothing imports
-such a module: it is loaded by its name, from the table here or from an entry point of another package.
+A scheduler's module runs on nodes: it may use the standard library and the parts of this package that a run carries. It
+has two classes: ``Environment``, a :class:`SchedulerEnvironment`, and ``Job``, see
+:class:`allranks.agent.batch_job.BatchJob`. No code imports such a module directly: it is loaded by name, from the table
+here or from an entry point of another package.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from allranks.errors import AllranksError
 from allranks.system import plugins
 from allranks.system.rank_environment import EnvironmentKind
 
-#: The kinds of cluster with a scheduler: what each is for the launcher, and the module for nodes.
+#: Kinds of cluster with a scheduler: the launcher's module, and the module for nodes.
 KINDS = {
     "slurm": ("allranks.clusters.slurm:SlurmCluster", "allranks.agent.slurm_job"),
     "pbs": ("allranks.clusters.pbs:PbsCluster", "allranks.agent.pbs_job"),
     "grid_engine": ("allranks.clusters.grid_engine:GridEngineCluster", "allranks.agent.grid_engine_job"),
 }
-#: Where another package names its kind of cluster, and the words of people for ours.
+#: Entry-point group of kinds of cluster, and names of our own kinds for messages.
 CLUSTERS = "allranks.clusters"
 SAME = {
     **dict.fromkeys(("sge", "uge", "gridengine", "ge"), "grid_engine"),
@@ -31,56 +32,56 @@ SAME = {
     "sbatch": "slurm",
     "qsub": "pbs",
 }
-#: Where another package names the module of its kind: one file on the top level, which is copied into each run.
+#: Entry-point group of modules for nodes: one top-level file each, which is copied into each run.
 GROUP = "allranks.schedulers"
 
 
 class SchedulerEnvironment(EnvironmentKind):
-    """The variables of a scheduler's jobs, and how it identifies a rank. ``name`` is what people call it."""
+    """The variables of a scheduler's jobs and ranks. ``name`` is its usual name."""
 
-    #: Set in each job: its id; and a variable that nothing else sets, where the name of that one may mean anything.
+    #: The variable with the job's id; if its name is ambiguous, also one that only this scheduler sets.
     job_id: ClassVar[str]
     allocation: ClassVar[str] = ""
-    #: Prefixes of what belongs to one job: the scheduler's commands in it must not read that as their options.
+    #: Prefixes of variables that belong to a job: the scheduler's commands must not read them as options.
     of_a_job: ClassVar[tuple[str, ...]]
-    #: Start so, but say where the scheduler itself is.
+    #: Variables with these prefixes that locate the scheduler itself, and are kept.
     kept: ClassVar[tuple[str, ...]] = ()
-    #: What each task has of its own, where the supervisor hands its environment to tasks: see agent/tasks.py.
+    #: Variables that each task keeps instead of the supervisor's: see agent/tasks.py.
     of_a_task: ClassVar[tuple[str, ...]] = ()
-    #: Whether it signals the end of the job to the supervisor alone, and may start nothing on a node beside its task:
-    #: that then reads signals from a file.
+    #: Whether it signals only the supervisor at the end of the job, and runs only one process per task: tasks then read
+    #: signals from a file.
     starts_tasks_alone: ClassVar[bool] = False
-    #: How many CPUs the job has on a node, where its tasks may use more; the first that is set counts.
+    #: Variables with the job's CPUs on a node, if its tasks could use more; the first one set counts.
     cpus: ClassVar[tuple[str, ...]] = ()
-    #: When the time limit is reached, in seconds since 1970.
+    #: Variables with the end of the time limit, in seconds since 1970.
     end_time: ClassVar[tuple[str, ...]] = ()
 
     def job(self, environ: Mapping[str, str]) -> str:
-        """Return the id of the job that this is in; empty outside of one."""
+        """Return the id of the current job; empty outside of jobs."""
         return environ.get(self.job_id, "") if environ.get(self.allocation or self.job_id) else ""
 
     def outside_of_jobs(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment without what belongs to one job."""
+        """Return an environment without the variables of a job."""
         return {name: each for name, each in environ.items() if name in self.kept or not name.startswith(self.of_a_job)}
 
     def job_key(self, env: Mapping[str, str]) -> str:
-        """Return the job's id, with the scheduler's name."""
+        """Return the scheduler's name and the job's id."""
         return f"{self.name.lower()}.{env.get(self.job_id)}"
 
 
 def kinds() -> list[str]:
-    """Return all kinds of cluster, those of other packages too."""
+    """Return all kinds of cluster, including those of other packages."""
     return sorted({"local", "ssh", "pdsh", *KINDS, *(point.name for point in plugins.points(CLUSTERS))})
 
 
 def load(module: str) -> SchedulerEnvironment:
-    """Return the variables of the scheduler whose module has this name."""
+    """Return the environment class's instance of a scheduler's module."""
     environment: SchedulerEnvironment = import_module(module).Environment()
     return environment
 
 
 def file_to_copy(module: str) -> Path | None:
-    """Return the file of another package's module, which a run's code needs; None for one of ours, which is in it."""
+    """Return the file of another package's module, to copy into a run's code; None for our own modules."""
     if module.startswith("allranks."):
         return None
     spec = find_spec(module) if "." not in module else None
@@ -91,7 +92,7 @@ def file_to_copy(module: str) -> Path | None:
 
 
 def environments(*, others: bool = True) -> Iterator[tuple[str, SchedulerEnvironment]]:
-    """Yield kind and variables of each scheduler; ``others`` of other packages last, since finding them is slow."""
+    """Yield kind and environment of each scheduler; ``others`` of other packages come last: finding them is slow."""
     for kind, (_, module) in KINDS.items():
         yield kind, load(module)
     for point in plugins.points(GROUP) if others else ():
@@ -99,7 +100,7 @@ def environments(*, others: bool = True) -> Iterator[tuple[str, SchedulerEnviron
 
 
 def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what belongs to the job that this process may run in: it would leak into a new."""
+    """Return an environment without the variables of the current job, which would leak into a new one."""
     kept = dict(environ)
     for _, environment in environments():
         kept = environment.outside_of_jobs(kept)

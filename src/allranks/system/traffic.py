@@ -1,4 +1,4 @@
-"""What goes over the network cards of this machine, and what processes read from disks and write to them."""
+"""Network traffic of this machine, and disk traffic of processes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-#: Of <linux/rtnetlink.h> and <linux/pkt_sched.h>: the request for all queues, and where an answer has their length.
+#: From <linux/rtnetlink.h> and <linux/pkt_sched.h>: the request for all queues, and the place of their length.
 _GET_QUEUES, _DUMP, _DONE, _STATISTICS, _LENGTH = 38, 0x301, 3, 3, 28
 _HEAD, _QUEUE_BYTES = struct.Struct("=IHHII"), 20
-#: Its ports count in words of four bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
+#: InfiniBand ports count in words of four bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
 _INFINIBAND_WORD = 4
 
 
 def network_bytes(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[str, float]:
-    """Return the bytes that came in and went out since the machine was started, InfiniBand included.
+    """Return the bytes received and sent since boot, including InfiniBand.
 
-    Of its interfaces cards count, so that a bridge does not count a second time; in a container there may be none, and
-    then all count but loopback. IP over InfiniBand is part of what its ports count.
+    Only physical interfaces count, so that a bridge is not counted twice. A container may have none; then all but the
+    loopback count. IP over InfiniBand is included in the counters of its ports.
     """
     counts = dict[str, tuple[int, int]]()
     with suppress(OSError):
@@ -38,10 +38,10 @@ def network_bytes(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[
 
 
 def packets_wait() -> bool:
-    """Return whether packets wait to be sent by a network interface of this machine; False if that is not known.
+    """Return whether packets wait in the send queue of a network interface; False if unknown.
 
-    A link that is saturated, as one at a lower speed than the others, has a queue most of the time. What goes over
-    InfiniBand past the kernel has none here.
+    A saturated link, such as one with a lower speed than the others, has a queue most of the time. InfiniBand traffic
+    that bypasses the kernel has no queue here.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK) as kernel:
@@ -49,12 +49,12 @@ def packets_wait() -> bool:
             while not any(_queue_lengths(kernel.recv(1 << 17))):
                 pass
             return True
-    except (OSError, AttributeError, struct.error):  # All is read; or no Linux, or a sandbox.
+    except (OSError, AttributeError, struct.error):  # Everything is read; or not Linux, or a sandbox.
         return False
 
 
 def _queue_lengths(answer: bytes) -> Iterator[int]:
-    """Yield how many packets are in each queue of an answer, which is messages that hold attributes."""
+    """Yield the length of each queue in an answer, which consists of messages with attributes."""
     at = 0
     while at < len(answer):
         size, kind, *_ = _HEAD.unpack_from(answer, at)
@@ -70,7 +70,7 @@ def _queue_lengths(answer: bytes) -> Iterator[int]:
 
 
 def disk_bytes(pid: int, proc: str = "/proc") -> tuple[int, int]:
-    """Return the bytes that a process has read from storage and written to it (man 5 proc); 0 if that is not known."""
+    """Return the bytes that a process has read from and written to storage (man 5 proc); 0 if unknown."""
     with suppress(OSError, ValueError, KeyError):
         with open(f"{proc}/{pid}/io") as file:
             found = dict(line.split(": ") for line in file)
@@ -85,14 +85,14 @@ def _number(path: Path) -> int:
 
 
 class Rates:
-    """How fast counters grow."""
+    """Computes rates of counters."""
 
     def __init__(self) -> None:
         self._before: Mapping[str, float] = {}
         self._then = 0.0
 
     def of(self, counters: Mapping[str, float], now: float | None = None) -> dict[str, float]:
-        """Return the growth a second since the last call; nothing at the first, and 0 of a counter that shrinks."""
+        """Return the growth per second since the last call; empty at the first, and 0 for a counter that shrinks."""
         now = time.monotonic() if now is None else now
         before, seconds = self._before, now - self._then
         self._before, self._then = counters, now

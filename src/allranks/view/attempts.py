@@ -1,4 +1,4 @@
-"""Where the time of a run went: waiting, starting, running and restarting, by what its agents have recorded."""
+"""Time of a run by phase (waiting, starting, running, restarting), from the events of its agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allranks.runs import agents
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
-#: What starts with each event; a phase lasts until the next of these.
+#: The phase that starts with each event, and lasts until the next one.
 _STARTS = {contract.RANKS_STARTED: "running", contract.RESTART: "restarting", contract.ENDED: ""}
 
 
@@ -33,11 +33,11 @@ class Attempt:
 
     Attributes:
         name: ``attempt 1``, or ``task 3``.
-        phases: its parts in order of time.
-        state: how it ended, or that it runs.
-        reason: why, where there is more to say.
+        phases: its phases in order of time.
+        state: its final or current state.
+        reason: reason of the state, if there is more to say.
         hosts: its nodes.
-        news: what happened, with its time in seconds since 1970.
+        news: its events as text, with their times in seconds since 1970.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Attempt:
 
 
 def attempts_of(run: Run) -> list[Attempt]:
-    """Return the attempts of a run, the first one first; of a job array, the newest attempt of each task."""
+    """Return the attempts of a run, oldest first; for a job array the newest attempt of each task."""
     status = run.record.status
     if run.tasks:
         return [_attempt(folder, agents.task_name(folder), run.record.created, None, None) for folder in run.tasks]
@@ -67,14 +67,14 @@ def attempts_of(run: Run) -> list[Attempt]:
 def _attempt(folder: Path, name: str, free_since: float, started: float | None, end: float | None) -> Attempt:
     """Read an attempt that could have started at ``free_since``.
 
-    ``started`` is used where there is no agent, and ``end`` where no event is its end.
+    ``started`` is used without an agent, and ``end`` if no event marks its end.
     """
     reported = agents.reported_by_each(folder)
     status = agents.end_of(reported)
     hosts = list[str]()
     for node in reported:
         hosts += [event.host for event in islice(read_events(node / contract.AGENT_EVENTS), 1)]
-    first = next(iter(reported), folder)  # All agents record the same of the whole.
+    first = next(iter(reported), folder)  # All agents record the same events of the attempt.
     phases = _phases([*read_events(first / contract.AGENT_EVENTS)], free_since, started, end)
     return Attempt(name, phases, status.state, status.reason, hosts, agents.history(first))
 
@@ -100,6 +100,6 @@ def _phases(events: Sequence[Event], free_since: float, started: float | None, e
 
 
 def _last_sign(folder: Path) -> float | None:
-    """Return when the agent of an attempt's first node was alive last; None if it never was."""
+    """Return when the agent of an attempt's first node was last alive; None if it never was."""
     ages = [age for node in sorted(folder.glob("node-*"))[:1] if (age := agents.heartbeat_age(node)) is not None]
     return time.time() - ages[0] if ages else None

@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def flow(parts: Iterable[Text | str], width: int, gap: str = "  ") -> list[Text]:
-    """Put parts side by side, in as many lines as they need; one that is longer than a line is cut."""
+    """Arrange parts side by side in lines of ``width``; cut parts that are longer than a line."""
     lines = list[Text]()
     for part in parts:
         piece = Text(part) if isinstance(part, str) else part
@@ -32,14 +32,14 @@ def flow(parts: Iterable[Text | str], width: int, gap: str = "  ") -> list[Text]
 
 
 def cut(line: Text, width: int) -> Text:
-    """Cut a line to a width; what a terminal would obey becomes a dot: names, causes and answers come from outside."""
+    """Cut a line to a width, and replace control characters by dots, since texts come from outside."""
     line.plain = _CONTROL.sub(_NONE, line.plain)
     line.truncate(max(1, width), overflow="ellipsis")
     return line
 
 
 def columns(rows: Sequence[Sequence[Text | str]], width: int) -> list[Text]:
-    """Align rows of cells, and cut them to a width; a row may have fewer, such as a node whose GPUs do not answer."""
+    """Align rows of cells in columns, and cut them to a width; rows may have different numbers of cells."""
     most = max(map(len, rows), default=0)
     filled = [[*row, *[""] * (most - len(row))] for row in rows]
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in filled]
@@ -56,14 +56,14 @@ def columns(rows: Sequence[Sequence[Text | str]], width: int) -> list[Text]:
 
 
 def bar(share: float, width: int) -> str:
-    """Draw a part of 1 as a bar."""
+    """Draw a share from 0 to 1 as a bar."""
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_PARTS[rest] if rest else "")).ljust(width, "░")
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a curve in so many characters, from its least value to its largest."""
+    """Draw a curve with ``width`` characters, scaled from its minimum to its maximum."""
     if width <= 0 or not values:
         return ""
     parts = min(width, len(values))
@@ -74,7 +74,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def heat(shares: Sequence[float | None]) -> Text:
-    """Draw a cell for each part of 1, higher and brighter the more it is; a dot where there is none."""
+    """Draw a cell for each share from 0 to 1, taller and brighter for larger ones; a dot for None."""
     text = Text()
     for share in shares:
         if share is None or not math.isfinite(share):

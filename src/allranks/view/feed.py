@@ -1,4 +1,4 @@
-"""What ``allranks watch`` shows of a run, read bit by bit: each call of :meth:`Feed.read` reads what is new."""
+"""Reads the data that ``allranks watch`` shows of a run incrementally."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from allranks.view.reader import Changes, Saves
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
 
-#: Lines of a log that are kept, points of a curve, and events.
+#: Most lines of a log, points of a curve, and events to keep.
 _LINES, _POINTS, _EVENTS = 2000, 512, 200
-#: Seconds between two looks at a run's state and nodes, as of `allranks top`; and after a failure to find it out.
+#: Seconds between queries of a run's state and nodes, as in `allranks top`; and after a failed query.
 _STATUS_SECONDS, _FAILED_SECONDS = 2.0, 15.0
-#: Seconds between two looks for stragglers, which read a file of each rank.
+#: Seconds between searches for stragglers, which read a file of each rank.
 _STRAGGLER_SECONDS = 20.0
 #: Control sequences of terminals (ECMA-48).
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class Curve:
-    """The values of a metric: the last one, and at most 512 points, each the mean of equally many values."""
+    """The values of a metric: the last one, and at most 512 points, each the mean of the same number of values."""
 
     def __init__(self) -> None:
         self.last = math.nan
@@ -86,7 +86,7 @@ class Metrics:
 
     @property
     def shown(self) -> dict[str, tuple[float, list[float]]]:
-        """By name, the last value and the points of the curve."""
+        """Last value and points of the curve, by name."""
         return {name: (curve.last, curve.points) for name, curve in self.curves.items()}
 
     def read(self) -> None:
@@ -144,7 +144,7 @@ class Snapshot:
 
 
 class LiveStatus:
-    """The status of a run, looked up as often as ``allranks top`` does, through the one object of its kind."""
+    """The status of a run, queried as often as in ``allranks top``."""
 
     def __init__(self, run: Run, kind: ClusterKind) -> None:
         self.run, self.problem = run, ""
@@ -152,12 +152,12 @@ class LiveStatus:
         self._record = Changes(run.folder / contract.RECORD_FILE)
 
     def read(self) -> bool:
-        """Look it up, if it is time; return whether it was."""
+        """Query it if due; return whether it was."""
         if time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + _STATUS_SECONDS
         try:
-            if self._record.are_there():  # Its launcher has started it, or another command has resumed or ended it.
+            if self._record.are_there():  # Its launcher or another command has changed it.
                 self.run = load(self.run.folder)
             self.run, self.problem = settled(self.run, self._kind), ""
         except AllranksError as error:  # A scheduler that does not answer may later.
@@ -167,14 +167,14 @@ class LiveStatus:
 
 
 class _Delays:
-    """For how long no rank of a run has advanced, or for which rank the others wait; ``own`` as of a snapshot."""
+    """Messages on ranks that do not advance, and on stragglers; ``own`` as in a snapshot."""
 
     def __init__(self) -> None:
         self.own: Mapping[int, Sequence[float]] = {}
         self._straggler, self._looked = "", -math.inf
 
     def find(self, run: Run) -> str:
-        """Return that as a sentence, empty if its ranks advance; stragglers are looked for now and then."""
+        """Return the message; empty if its ranks advance. Stragglers are searched for only at intervals."""
         if (quiet := quiet_for(run.attempt_folder)) is not None:
             hang = newest(run.attempt_folder)
             return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
@@ -186,7 +186,7 @@ class _Delays:
 
 
 class Figures:
-    """Reads what a run has recorded of itself; without its state and its logs, for those who know these."""
+    """Reads a run's record without its state and logs, for callers that have these."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -306,13 +306,13 @@ class _Log:
 
 
 def _plain(line: bytes) -> str:
-    """Return a line without what a terminal obeys."""
+    """Return a line without control sequences."""
     text = line.decode(errors="replace").rstrip("\r\n")
     return text if text.isprintable() else printable(_ESCAPE.sub("", text).expandtabs())
 
 
 class _Events:
-    """What has happened to a run, over all attempts: by the agent of the first node, which records the same as all."""
+    """Events of a run over all attempts, from the agent of the first node, since all agents record the same."""
 
     def __init__(self, folder: Path) -> None:
         self.all: list[tuple[float, str]] = []

@@ -1,7 +1,7 @@
 """``allranks metrics``: runs as OpenMetrics text, for a site's Prometheus.
 
-All metrics are gauges, so that the text without its last line is valid in the older format of Prometheus too: the only
-one that the textfile collector of the node exporter reads.
+All metrics are gauges, so that the text without its last line is also valid in Prometheus' older format, the only one
+that the textfile collector of the node exporter reads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def to_text(runs: Iterable[Run], *, has_end: bool = True) -> str:
 
 
 def escaped(value: object) -> str:
-    """Return the value of a label as the format writes it between quotes; what is not UTF-8 is replaced."""
+    """Escape the value of a label; replace invalid UTF-8."""
     return str(value).encode(errors="replace").decode().translate(_ESCAPES)
 
 

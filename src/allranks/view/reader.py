@@ -1,4 +1,4 @@
-"""Reads a run again and again for a screen: what has changed, its checkpoints, and the thread that does so."""
+"""Polls a run for a screen: a thread that reads repeatedly, changes of a file, and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Generic, TypeVar
 from allranks import contract
 from allranks.record.events import read_saves
 
-#: Seconds between two reads, at least and at most; and the part of a core that they take, if they can.
+#: Least and most seconds between two reads, and the part of a core that they should take.
 _SECONDS, _LONGEST, _SHARE = 1.0, 15.0, 0.03
-#: Checkpoints that are kept in mind.
+#: Most checkpoints to keep.
 _MOST_SAVES = 200
 
 _Read = TypeVar("_Read")
 
 
 class Reader(threading.Thread, Generic[_Read]):
-    """Reads again and again in a thread, since a scheduler or a file server may not answer for long."""
+    """Reads repeatedly in a thread, because a scheduler or file server may take long to answer."""
 
     def __init__(self, read: Callable[[], _Read], wake: Callable[[], object] = lambda: None) -> None:
         super().__init__(name="allranks-reader", daemon=True)
@@ -35,7 +35,7 @@ class Reader(threading.Thread, Generic[_Read]):
     def run(self) -> None:
         """Read until ``stop``: threading calls it."""
         try:
-            self._latest = self._read()  # All that there is: what it takes is no measure of what is to come.
+            self._latest = self._read()  # The first read is complete, so its duration is not typical.
             self._wake()
             self._next.wait(_SECONDS)
             while not self._is_over:
@@ -49,7 +49,7 @@ class Reader(threading.Thread, Generic[_Read]):
             self._wake()
 
     def newest(self) -> _Read | None:
-        """Return what was read last; None if nothing has been. Raises what ended the thread."""
+        """Return the newest result; None before the first. Raises the error that ended the thread."""
         if self._failure:
             raise self._failure
         return self._latest
@@ -66,14 +66,14 @@ class Reader(threading.Thread, Generic[_Read]):
 
 
 class Changes:
-    """Whether a file has changed since the last look."""
+    """Detects changes of a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
 
     def are_there(self) -> bool:
-        """Look at the file; a file that is not there has not changed at first."""
+        """Return whether the file has changed since the last call; a missing file has not changed at first."""
         before, self._seen = self._seen, None
         with suppress(OSError):
             stat = self._path.stat()

@@ -51,15 +51,15 @@ _OF_NODES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": statistic
 
 
 def to_page(data: dict[str, Any]) -> str:
-    """Return one HTML file that shows the data, and needs nothing else."""
+    """Return a self-contained HTML file that shows the data."""
     page = files("allranks.view").joinpath("report.html").read_text(encoding="utf-8")
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    # Of all that JSON may hold, only this could end the element that it stands in.
+    # Only "<" in the JSON could end the surrounding element.
     return page.replace("{{data}}", text.replace("<", r"\u003c"))
 
 
 def to_data(compared: Sequence[Compared]) -> dict[str, Any]:
-    """Return all that a report on runs shows. Times are seconds since 1970, spans are seconds.
+    """Return the data of a report on runs. Times are seconds since 1970, durations are seconds.
 
     Raises:
         RunFolderError: a log of a failed run cannot be read.
@@ -116,9 +116,9 @@ def _run(compared: Compared) -> dict[str, Any]:
 
 
 def _lost(run: Run, running: float, times: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the seconds of running that did not train, by what they went into; those of stragglers are in the waits.
+    """Return the seconds of running without training, by cause; time lost to stragglers is part of the waits.
 
-    Waits are taken to be the same part of all attempts as of the newest.
+    Waits are assumed to be the same part of all attempts as of the newest one.
     """
     if not times:
         return {}
@@ -132,7 +132,7 @@ def _lost(run: Run, running: float, times: Mapping[str, Any] | None) -> dict[str
 
 
 def _advice(compared: Compared, spent: Mapping[str, float], saves: int) -> list[str]:
-    """Return what could be better, the most important first, each with the numbers that say so."""
+    """Return advice with its numbers, most important first."""
     found = []
     whole = sum(spent.values())
     if compared.run.job_id and spent["waiting"] > max(0.2 * whole, 60):
@@ -185,7 +185,7 @@ def _curves(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Return at most ``most`` positions, in order, with the first, the last, and the extremes of what lies between."""
+    """Return at most ``most`` indices, ascending, with the first, the last, and the extremes of values between."""
     if len(values) <= most:
         return [*range(len(values))]
     parts = (most - 2) // 2
@@ -215,7 +215,7 @@ def _scaling(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _limit(run: Mapping[str, Any], least: Mapping[str, Any], name: str) -> tuple[str, float] | None:
-    """Return what grew most against another run, in time of all ranks for the same work, and by which part of that."""
+    """Return the phase whose rank-time for the same work grew most against run ``least``, and its relative growth."""
 
     def spent(one: Mapping[str, Any]) -> list[float]:
         mean = one["step_times"]["mean"]

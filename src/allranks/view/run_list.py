@@ -1,4 +1,4 @@
-"""What ``allranks watch`` shows of several runs: those that fit on the screen are read, and no others."""
+"""Reads the runs that ``allranks watch`` lists: only those that fit on the screen."""
 
 from __future__ import annotations
 

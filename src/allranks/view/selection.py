@@ -1,4 +1,4 @@
-"""What a person at ``allranks watch`` has chosen to see, and what each key changes."""
+"""The view that the user has chosen in ``allranks watch``, and the effect of each key."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scrolled(top: int, key: str, page: int, most: int) -> int:
 def press(
     choice: Choice, key: str, ranks: int, *, has_ended: bool, page: int = 1, lines: int = 0
 ) -> tuple[Choice, str]:
-    """Return what is shown after a key, and what is to be done: ``quit``, ``back``, ``stacks``, ``cancel`` or nothing.
+    """Return the view after a key, and the action: ``quit``, ``back``, ``stacks``, ``cancel`` or none.
 
     The key is a character, or the control sequence of another key; the pane has so many ``lines``, and PageUp and
     PageDown scroll by a ``page`` of them.

@@ -1,4 +1,4 @@
-"""Where the step time of a run went: for each rank, over the time of the run as a heat map, and in sentences."""
+"""Step times of a run: per rank, as a heat map over time, and as advice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIXES = {
 
 
 def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return what the ranks of the newest attempt recorded, None if nothing, and what could be better by that."""
+    """Return the step times of the newest attempt's ranks (None if not recorded), and advice."""
     ranks = read(run.attempt_folder)
     if not ranks:
         return None, _advice(run, [], [])[0]
@@ -49,7 +49,7 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def repeated(run: Run) -> float:
-    """Return the seconds of the steps that ranks had made already before they were started again."""
+    """Return the seconds of steps that had to be repeated after a restart."""
     seconds, until, end, start = 0.0, 0, 0, (0, 0)
     for attempt in range(run.attempt + 1):
         for window in (one for rank in read(run.folder / attempt_dir(attempt), rank=0) for one in rank.windows):

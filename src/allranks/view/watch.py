@@ -23,9 +23,9 @@ from allranks.view.selection import Choice
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
 )
-#: A node's sample that is older counts as none, in seconds: there is one every 2 s.
+#: Samples of a node older than this are ignored, in seconds; there is one every 2 s.
 _OLD = 30.0
-#: Seconds without anything new after which that is said: a thousand ranks are read every few seconds.
+#: Seconds without new data after which that is shown; a thousand ranks are read every few seconds.
 _STALE = 20.0
 #: Nodes that are named below a heat map.
 _NAMED = 3
@@ -206,7 +206,7 @@ def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
 
 
 def _parts(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
-    """Return a part of everything; the log has what the others leave."""
+    """Return a section of each kind; the log gets the remaining lines."""
     parts = [
         *_metrics(shot, width, max(2, room // 3)),
         *_nodes(shot, choice, width, max(2, room // 4)),
@@ -216,7 +216,7 @@ def _parts(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
 
 
 def _section(title: str, lines: Sequence[Text], width: int, room: int) -> list[Text]:
-    """Return as many lines as there is room for, under a title."""
+    """Return as many lines as fit, under a title."""
     if room < 1:
         return []
     rule = Text("── ", "dim").append(title, "bold").append(" ").append("─" * max(0, width - len(title) - 4), "dim")
