@@ -104,7 +104,7 @@ def _take_part(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) ->
     """End the ranks if one failed on any node; if none is left, report that to the coordinator and return True."""
 
     def patience() -> float:
-        return min(node.stop_timeout, _WITHOUT_A_NODE_SECONDS) if client.goes_on_without else node.stop_timeout
+        return min(node.stop_timeout, _WITHOUT_A_NODE_SECONDS) if client.continues_without else node.stop_timeout
 
     if failure := group.first_failure:
         client.failed(*failure)

@@ -41,15 +41,15 @@ _SEEN_SECONDS = contract.full_wait(5)
 _STARTER_ENDS = 2.0
 _POLL_SECONDS = 1.0
 #: Signals that a task forwards, and the supervisor too if the run was started inside an allocation.
-_PASSED_ON = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Makes a starter ignore the scheduler's signals, which go to all processes on the first node.
 _IGNORING = ("bash", "-c", "trap '' USR1 USR2 INT TERM HUP; exec \"$@\"", "bash")
 #: Sends the signal $0 to the tasks of a node, whose directory is $1.
 _KILL = ("bash", "-c", 'exec 2>/dev/null; kill -s "$0" $(cat "$1"/*.pid)')
 #: Variables that each task keeps, beside those of its scheduler, instead of the first node's.
-_OF_A_TASK = ("HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_TASK_VARIABLES = ("HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 #: Prefixes of variables of an mpiexec that starts one task.
-_OF_MPI = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+_MPI_PREFIXES = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 
 @dataclass(eq=False)
@@ -97,7 +97,7 @@ class Tasks:
 
     def run(self) -> int:
         """Start all tasks and wait for them; if one fails, end the others. Return the first exit code that is not 0."""
-        for number in _PASSED_ON if self._spec.is_inside else (signal.SIGTERM,):
+        for number in _FORWARDED if self._spec.is_inside else (signal.SIGTERM,):
             signal.signal(number, lambda number, _: self._happened.put(signal.Signals(number)))
         for task in self._open:
             self._start(task)
@@ -108,7 +108,7 @@ class Tasks:
             except Empty:
                 happened = None
             if isinstance(happened, signal.Signals):
-                self._pass_on(happened)
+                self._forward(happened)
             for task in [happened] if isinstance(happened, _Task) else list(self._open):
                 code = self._ended(task) if task in self._open else None
                 if code is not None:
@@ -124,7 +124,7 @@ class Tasks:
         """Start a task on its node, with this process's environment in a file that the task removes."""
         place = [str(task.node), *([] if task.local_rank is None else [str(task.local_rank)])]
         file = self._attempt / f"{contract.TASK_ENVIRONMENT}{'-'.join(place)}"
-        own = {*_OF_A_TASK, *self._scheduler.of_a_task}
+        own = {*_TASK_VARIABLES, *self._scheduler.of_a_task}
         environ = (name + b"=" + value for name, value in os.environb.items() if os.fsdecode(name) not in own)
         with open(file, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
             stream.write(b"\0".join(environ))
@@ -196,7 +196,7 @@ class Tasks:
             self._signal("KILL", everywhere)
             self._todo = "nothing"
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _forward(self, number: signal.Signals) -> None:
         """Handle a signal that the scheduler sent to this process: let the other nodes end as well."""
         if not self._spec.is_inside:
             # Tasks of other nodes poll for this file; agents inform each other.
@@ -230,7 +230,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     pairs = (pair.partition(b"=") for pair in file.read_bytes().split(b"\0"))
     os.environb.update({name: value for name, _, value in pairs})
     file.unlink()
-    for name in [name for name in os.environ if name.startswith(_OF_MPI)]:
+    for name in [name for name in os.environ if name.startswith(_MPI_PREFIXES)]:
         del os.environ[name]
     run = Path(os.environ[contract.RUN_DIR])
     node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
@@ -256,10 +256,10 @@ def _run(folder: Path, name: str, node: NodeSpec, scheduler: SchedulerEnvironmen
     folder.mkdir(parents=True, exist_ok=True)
     append_to(folder / contract.AGENT_LOG, 0o666, 1, 2)
     script = str(Path(os.environ[contract.RUN_DIR], contract.NODE_SCRIPT))
-    for number in _PASSED_ON:
+    for number in _FORWARDED:
         signal.signal(number, signal.SIG_DFL)  # Starters ignore them.
     task = subprocess.Popen(["bash", script], stdin=subprocess.DEVNULL, umask=umask)
-    for number in _PASSED_ON:
+    for number in _FORWARDED:
         signal.signal(number, lambda number, _: task.send_signal(number))
     (folder / f"{name}.pid").write_text(f"{task.pid}\n")
     # Only then: polling loads a file system that many nodes share.

@@ -16,7 +16,7 @@ from allranks.runs.metrics import MetricLine, read_metrics
 from allranks.runs.record import Run
 
 #: Job keys that do not affect the training.
-_OF_NO_RESULT = ("name", "runs.folder", "runs.group_readable")
+_NOT_COMPARED = ("name", "runs.folder", "runs.group_readable")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else key)
-    elif name in _OF_NO_RESULT:
+    elif name in _NOT_COMPARED:
         return
     elif isinstance(value, list):
         yield name, ", ".join(map(str, value))

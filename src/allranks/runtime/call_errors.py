@@ -16,7 +16,7 @@ T = TypeVar("T")
 _NOT_NEEDED = "is not needed: leave it out"
 _ORDER = "the loader gives each rank its part: shuffle=, seed= and drop_last= describe the order"
 #: Arguments of torch's own classes, Lightning and Accelerate, and their equivalents here.
-_OF_OTHERS = {
+_FOREIGN_ARGUMENTS = {
     "num_workers": "write workers=",
     "prefetch_factor": "write prefetch=",
     **dict.fromkeys(("sampler", "batch_sampler", "num_replicas"), _ORDER),
@@ -85,8 +85,8 @@ def answering(function: Callable[P, T]) -> Callable[P, T]:
 
 def meant_by(name: str, options: Iterable[str]) -> str | None:
     """Return what to write instead of an unknown argument; None without a suggestion."""
-    if name in _OF_OTHERS:
-        answer = _OF_OTHERS[name]
+    if name in _FOREIGN_ARGUMENTS:
+        answer = _FOREIGN_ARGUMENTS[name]
         return f"{name}= {answer}" if answer == _NOT_NEEDED else answer
     close = _closest(name, options)
     return close and f"did you mean {close}=?"

@@ -1,8 +1,8 @@
 """The other ranks: whether their processes are alive, and whether they make the same number of steps.
 
 A rank that waits in the store for a dead one would wait for ever. So a rank publishes deaths on its own machine in the
-store, and agents publish those on other machines. Nothing else may end the wait: the agent may serve the store, and a
-rank only records SIGTERM once there are checkpoints.
+store, and agents publish those on other machines. Nothing else is sure to end the wait: the agent may serve the store,
+and a rank only records SIGTERM once there are checkpoints.
 
 A backward pass waits for all ranks. If one rank has left the training loop and another starts one more backward pass,
 that one hangs. Places after a loop, such as the end of the context, have the same numbers on all ranks: the first rank

@@ -13,7 +13,7 @@ from torch import distributed
 
 from allranks.record.selftest import Bandwidth, Link, TrainingMessage
 from allranks.runtime.model.allreduce import make_shared
-from allranks.selftest.collectives import is_any, is_lacking, synchronize
+from allranks.selftest.collectives import is_any, is_unsupported, synchronize
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -102,7 +102,7 @@ def _exchanged(ctx: Context, size: int) -> Iterator[TrainingMessage]:
         try:
             operation()
         except RuntimeError as error:
-            if not is_lacking(error):
+            if not is_unsupported(error):
                 raise
         else:
             repeats = _REPEATS_IN_MEMORY if name == "shared memory" else _repeats(size)

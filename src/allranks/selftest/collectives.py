@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Elements per rank: few, to measure latency instead of bandwidth.
 _COUNT = 64
 #: Texts in torch's errors for an operation that a backend does not support.
-_LACKING = ("not support", "unsupported", "not implemented", "no support")
+_UNSUPPORTED = ("not support", "unsupported", "not implemented", "no support")
 
 
 class Case(NamedTuple):
@@ -92,15 +92,15 @@ def _tried(ctx: Context, name: str, make: Make, repeats: int) -> Collective:
             times.append(time.perf_counter() - began)
             wrong = wrong or difference(_listed(case.results), case.expected)
     except (RuntimeError, NotImplementedError) as error:
-        if not is_lacking(error):
+        if not is_unsupported(error):
             raise
         return Collective(ctx.rank, name, why_not=str(error).splitlines()[0])
     return Collective(ctx.rank, name, wrong, median(times[1:]))
 
 
-def is_lacking(error: Exception) -> bool:
+def is_unsupported(error: Exception) -> bool:
     """Whether torch reports that the backend does not support an operation."""
-    return any(word in str(error).lower() for word in _LACKING)
+    return any(word in str(error).lower() for word in _UNSUPPORTED)
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:

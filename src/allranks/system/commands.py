@@ -18,7 +18,7 @@ from allranks.errors import LaunchError
 #: Interval for checking whether to end a running command.
 _POLL_SECONDS = 0.2
 #: Exit code of ssh if it could not run the command.
-_OF_SSH = 255
+_SSH_FAILED = 255
 _FIXES = {
     "bash": "install bash, or put the directory that it is in on PATH",
     "ssh": "install OpenSSH's client",
@@ -80,10 +80,10 @@ def run_one(
             threading.Thread(target=_feed, args=(stdin, sent), daemon=True).start()
             out, why = _wait(process, seconds, is_over, hear)
         if out is None:
-            return Answer(_OF_SSH, "", why, unreached=True, is_late=True)
+            return Answer(_SSH_FAILED, "", why, unreached=True, is_late=True)
         err.seek(0)
         said = err.read().decode(errors="replace")
-        return Answer(process.returncode, out, said, unreached=process.returncode == _OF_SSH)
+        return Answer(process.returncode, out, said, unreached=process.returncode == _SSH_FAILED)
 
 
 @contextlib.contextmanager

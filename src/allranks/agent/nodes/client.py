@@ -48,7 +48,7 @@ class CoordinatorClient:
     ) -> None:
         self.generation: Generation | None = None  # The current one; None while nodes gather.
         self.shall_end = False  # Whether the coordinator wants the ranks ended.
-        self.goes_on_without = False  # Whether a node was lost and the job continues without it.
+        self.continues_without = False  # Whether a node was lost and the job continues without it.
         self.again: Message | None = None  # The restart to do; set once all nodes have ended their ranks.
         self.outcome: Outcome | None = None  # Of the attempt; None before its end.
         self._node = node
@@ -113,7 +113,7 @@ class CoordinatorClient:
     def ready(self) -> None:
         """Report that this node can start a generation."""
         self.generation = self.again = None
-        self.shall_end = self.goes_on_without = False
+        self.shall_end = self.continues_without = False
         self._quiet = None
         self._send("ready")
         if self.is_spare:
@@ -252,7 +252,7 @@ class CoordinatorClient:
             case "lost":
                 self._events.write(contract.NODE_LOST, **fields)
                 if self.generation and fields["node"] in self._members:
-                    self.goes_on_without = fields["goes_on"]
+                    self.continues_without = fields["goes_on"]
             case contract.HANG | contract.HANG_OVER:
                 self._events.write(message["kind"], **fields)
             case "missing":

@@ -42,7 +42,7 @@ BLOCK = 4096
 _TOUCHED = 16384 * BLOCK
 #: Added to the niceness of the writer's thread. At 19 it gets next to nothing on a busy machine, and at 0 it takes half
 #: a core from the training.
-_NICER = 5
+_NICENESS = 5
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -237,7 +237,7 @@ def lower_priority() -> None:
     """Lower the priority of the calling thread alone."""
     with suppress(OSError):  # A container may forbid it.
         thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS))
 
 
 def write_rank(
