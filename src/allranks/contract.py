@@ -107,10 +107,10 @@ def full_wait(seconds: int) -> int:
 MISSING_SECONDS: Final = 5.0
 
 # --- schedulers, as launcher and agent both see them ---
-#: What sets a node up and becomes its agent, and the orders of all agents and of the job's supervisor.
+#: The script that sets a node up and becomes its agent, and the configurations of all agents and of the supervisor.
 NODE_SCRIPT: Final = "node.sh"
-NODE_ORDERS: Final = "node.json"
-BATCH_ORDERS: Final = "supervisor.json"
+NODE_SPEC: Final = "node.json"
+BATCH_SPEC: Final = "supervisor.json"
 #: Becomes Python on another node, where the one that follows may be elsewhere.
 PYTHON_ON_NODE: Final = ("bash", "-c", 'exec "$(command -v "$0" python3 | head -n 1)" "$@"')
 #: In the run's directory: the step of Slurm's that the ranks are, where a run was started inside an allocation.

@@ -36,8 +36,8 @@ def main(argv: list[str]) -> NoReturn:
     """Set the rank's variables, its network and thread settings and its logs; then execute its command."""
     environ = os.environ
     run = Path(environ[contract.RUN_DIR])
-    node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
-    spec = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    node = NodeSpec.from_json((run / contract.NODE_SPEC).read_text(encoding="utf-8"))
+    spec = BatchSpec.from_json((run / contract.BATCH_SPEC).read_text(encoding="utf-8"))
     place = this_job(spec, node).place()
     environ[contract.NODE_RANK] = str(place.node)
     folder = run / contract.node_dir(int(environ[contract.ATTEMPT]), place.node)

@@ -71,7 +71,7 @@ def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
         return EventWriter(path, node.file_mode)
     from allranks.record.notify import Notifier  # Imported only for jobs with notifications: others start sooner.
 
-    has_supervisor = (run / contract.BATCH_ORDERS).exists()
+    has_supervisor = (run / contract.BATCH_SPEC).exists()
     notifier = Notifier(run, node.attempt, umask=umask)
     return _NotifyingWriter(path, node.file_mode, notifier, has_supervisor=has_supervisor)
 

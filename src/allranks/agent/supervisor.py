@@ -47,8 +47,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     # Ignore the warning until ranks run. Not by SIG_IGN, which child processes would inherit.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     run = Path(os.environ[contract.RUN_DIR])
-    spec = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
-    node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
+    spec = BatchSpec.from_json((run / contract.BATCH_SPEC).read_text(encoding="utf-8"))
+    node = NodeSpec.from_json((run / contract.NODE_SPEC).read_text(encoding="utf-8"))
     users_umask = os.umask(0o777 & ~node.folder_mode)
     try:
         job = this_job(spec, node)
@@ -79,8 +79,8 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
     run.mkdir(parents=True, exist_ok=True)
     files = {
         contract.NODE_SCRIPT: "".join(node_script),
-        contract.NODE_ORDERS: node.to_json(),
-        contract.BATCH_ORDERS: json.dumps(parts["supervisor"], indent=2) + "\n",
+        contract.NODE_SPEC: node.to_json(),
+        contract.BATCH_SPEC: json.dumps(parts["supervisor"], indent=2) + "\n",
         parts["supervisor"]["script"]: Path(script).read_text(encoding="utf-8", errors="surrogateescape"),
     }
     new = run / f"new-{socket.gethostname()}-{os.getpid()}"  # Renamed: other array tasks may be reading.
@@ -104,7 +104,7 @@ def _task_folder(run: Path, task: str, script: str) -> Path:
     """Create the directory of an array task, laid out like that of a run; return it."""
     folder = run / f"{contract.TASK}{task}"
     folder.mkdir(exist_ok=True)
-    shared = (contract.CODE, contract.KEY_FILE, contract.NODE_ORDERS, contract.BATCH_ORDERS, contract.NODE_SCRIPT)
+    shared = (contract.CODE, contract.KEY_FILE, contract.NODE_SPEC, contract.BATCH_SPEC, contract.NODE_SCRIPT)
     optional = [contract.NOTIFY_FILE] if (run / contract.NOTIFY_FILE).exists() else []
     for name in (*shared, *optional, script):
         with suppress(FileExistsError):

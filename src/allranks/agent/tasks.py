@@ -233,8 +233,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     for name in [name for name in os.environ if name.startswith(_MPI_PREFIXES)]:
         del os.environ[name]
     run = Path(os.environ[contract.RUN_DIR])
-    node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
-    spec = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    node = NodeSpec.from_json((run / contract.NODE_SPEC).read_text(encoding="utf-8"))
+    spec = BatchSpec.from_json((run / contract.BATCH_SPEC).read_text(encoding="utf-8"))
     scheduler = schedulers.load(spec.module)
     if cpus := next((place[name] for place in (own, os.environ) for name in scheduler.cpus if place.get(name)), None):
         os.environ[contract.NODE_CPUS] = cpus

@@ -42,16 +42,16 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Send the event on stdin about the attempt in the directory ``argv[0]``, and print what could not be sent."""
     attempt = Path(argv[0])
     run = attempt.parents[1]
-    orders = json.loads((run / contract.NOTIFY_FILE).read_text(encoding="utf-8"))
+    settings = json.loads((run / contract.NOTIFY_FILE).read_text(encoding="utf-8"))
     event = completed(json.load(sys.stdin), attempt)
     reads, writes = os.pipe()
     sender = os.fork()
     if not sender:
         os.dup2(writes, 1)  # It can write there when nothing reads any more: it has the other end too.
-        _send(event, orders)
+        _send(event, settings)
     os.close(writes)
     deadline = time.monotonic() + _PATIENCE
-    is_job = (run / contract.BATCH_ORDERS).exists()
+    is_job = (run / contract.BATCH_SPEC).exists()
     while select.select([reads], [], [], None if is_job else max(0.0, deadline - time.monotonic()))[0]:
         if not (problems := os.read(reads, 65536)):
             os._exit(os.waitstatus_to_exitcode(os.waitpid(sender, 0)[1]))
@@ -60,15 +60,15 @@ def main(argv: Sequence[str]) -> NoReturn:
     os._exit(0)
 
 
-def _send(event: Mapping[str, Any], orders: Mapping[str, Any]) -> NoReturn:
+def _send(event: Mapping[str, Any], settings: Mapping[str, Any]) -> NoReturn:
     """Send an event by all ways, and print what could not be sent."""
-    url = os.environ.get(contract.NOTIFY_WEBHOOK) if orders["webhook"] else None
-    if orders["webhook"] and not url:
+    url = os.environ.get(contract.NOTIFY_WEBHOOK) if settings["webhook"] else None
+    if settings["webhook"] and not url:
         print(f"{contract.NOTIFY_WEBHOOK} is not set where the run was started", flush=True)
     elif url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
         url = None
         print(f"{contract.NOTIFY_WEBHOOK} is no URL that starts with http:// or https://", flush=True)
-    for problem in deliver(event, orders["command"], url, _SECONDS):
+    for problem in deliver(event, settings["command"], url, _SECONDS):
         print(problem, flush=True)
     os._exit(0)  # A thread may still wait for a dead server.
 

@@ -61,7 +61,7 @@ def notify_end(run: Run, environ: Mapping[str, str], workdir: str) -> None:
     from allranks.record.notify import Notifier
 
     node, status = run.node_folder(0), run.record.status
-    if not (run.folder / contract.NOTIFY_FILE).exists() or (run.folder / contract.BATCH_ORDERS).exists():
+    if not (run.folder / contract.NOTIFY_FILE).exists() or (run.folder / contract.BATCH_SPEC).exists():
         return  # The supervisor of a batch job notifies.
     has_agent = any(run.folder.glob("node*.json"))
     has_ended = any(event.kind == contract.ENDED for event in read_events(node / contract.AGENT_EVENTS))

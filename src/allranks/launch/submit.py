@@ -329,8 +329,8 @@ def _record(run_dir: Path, plan: Plan) -> Run:
 def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
     mode = plan.file_mode
     try:
-        orders = next((file.text for file in plan.files if file.path == contract.BATCH_ORDERS), None)
-        batch = BatchSpec.from_json(orders) if orders else None
+        text = next((file.text for file in plan.files if file.path == contract.BATCH_SPEC), None)
+        batch = BatchSpec.from_json(text) if text else None
         other = schedulers.file_to_copy(batch.module) if batch else None
         notifies = any(file.path == contract.NOTIFY_FILE for file in plan.files)
         needs_verdict = notifies or (batch is not None and contract.HARDWARE in batch.retry_on)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 #: Shell words for the code in the run's directory, and for the configuration of its agents.
 CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
-SPEC = f'"${contract.RUN_DIR}/{contract.NODE_ORDERS}"'
+SPEC = f'"${contract.RUN_DIR}/{contract.NODE_SPEC}"'
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 

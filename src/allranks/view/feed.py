@@ -384,6 +384,6 @@ def _followed(attempt: Path) -> Iterator[tuple[float, str]]:
 def _left(run: Run) -> float | None:
     """Return the seconds until the end of the newest attempt's job, as it was requested; None if that is not known."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        limit = json.loads((run.folder / contract.BATCH_ORDERS).read_text())["time"]
+        limit = json.loads((run.folder / contract.BATCH_SPEC).read_text())["time"]
         return max(0.0, (run.attempt_folder / contract.JOB).stat().st_mtime + float(limit) - time.time())
     return None

@@ -74,14 +74,14 @@ class Draft:
         scheduler, job, spec, inside = self.scheduler, self.job, self.spec, self.inside
         name, supervisor, node = self._name, self._supervisor(), self._node_script()
         notify = {"notify": config} if (config := layout.notify_config(job)) else {}
-        orders = {"node": asdict(spec), "supervisor": asdict(supervisor), **notify}
-        alone = (node, orders) if self.request.standalone else None
+        specs = {"node": asdict(spec), "supervisor": asdict(supervisor), **notify}
+        alone = (node, specs) if self.request.standalone else None
         files = [PlanFile(name, self._script(alone), spec.file_mode | 0o100 * inside)]
         if not alone:
             files += [
-                PlanFile(contract.NODE_ORDERS, spec.to_json(), spec.file_mode),
+                PlanFile(contract.NODE_SPEC, spec.to_json(), spec.file_mode),
                 PlanFile(contract.NODE_SCRIPT, node, spec.file_mode),
-                PlanFile(contract.BATCH_ORDERS, supervisor.to_json(), spec.file_mode),
+                PlanFile(contract.BATCH_SPEC, supervisor.to_json(), spec.file_mode),
                 *layout.notify_files(job, spec.file_mode),
             ]
         words = ["bash"] if inside else [scheduler.submit, *self._added.options]

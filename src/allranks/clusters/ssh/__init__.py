@@ -80,7 +80,7 @@ class SshCluster(ClusterKind):
         folder, lease = Path(plan.run_dir), None
         if plan.is_attached and not detach:
             lease = Lease(end_commands(handle.extra["nodes"], folder_on_nodes(plan.copied_to, folder), HELD), environ)
-        is_plain = contract.NODE_ORDERS not in {file.path for file in plan.files}
+        is_plain = contract.NODE_SPEC not in {file.path for file in plan.files}
         return SshRun(self, folder, handle, news, is_plain=is_plain, lease=lease)
 
     def status(self, run: Run) -> Status:

@@ -147,7 +147,7 @@ class SshPlanning:
             yield PlanFile(name, fill(here.with_name(name), words, setup), mode)
         yield PlanFile("node.sh", self._node_script(made_by), mode)
         if not self._is_plain:
-            yield PlanFile(contract.NODE_ORDERS, spec.to_json(), mode)
+            yield PlanFile(contract.NODE_SPEC, spec.to_json(), mode)
         yield from notify_files(job, mode)
 
     def _node_script(self, made_by: str) -> str:
