@@ -92,13 +92,17 @@ def _unknown(view: View) -> Iterator[Found]:
         if meant != name and meant in _NAMES:
             yield Found(assignment.at, {"name": name, "near": meant})
         elif (
-            name.startswith(FAMILIES)
+            meant.startswith(FAMILIES)
             and not _OF_PLUGINS.match(name)
             and name not in _NAMES
             and name not in view.script.used
         ):
             for near in get_close_matches(name, KNOWN, n=1, cutoff=0.87):
                 yield Found(assignment.at, {"name": name, "near": near})
+                break
+            else:
+                if meant.startswith("NCCL_") and assignment.value in _WORDS["NCCL_DEBUG"]:
+                    yield Found(assignment.at, {"name": name, "near": "NCCL_DEBUG"})
 
 
 @likely(

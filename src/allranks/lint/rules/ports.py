@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from allranks.lint.launches import Launch
 from allranks.lint.model import Command, Context, Word
@@ -60,11 +61,24 @@ def _privileged_port(view: View) -> Iterator[Found]:
     source="RFC 9293: ports have 16 bits",
 )
 def _port_from_id(view: View) -> Iterator[Found]:
-    for word, _ in _port_words(view):
-        for part in word.parts:
-            is_sum = part.kind == "arithmetic" and "%" not in part.text and ":" not in part.text
-            if (is_sum or part.kind == "variable") and _JOB_ID.search(part.text):
+    seen: set[str] = set()
+    for assignment in view.script.assignments if view.launches else ():
+        if assignment.name.upper().endswith("PORT") and assignment.parts:
+            word = Word(assignment.parts, assignment.at, assignment.at)
+            if _grows(word):
+                seen.add(word.shown)
                 yield Found(word.at, {"port": word.shown})
+    servers = ((before.prefix, word) for command in view.script.commands for before, word in pairwise(command.args))
+    others = [word for option, word in servers if re.fullmatch(r"--?[\w-]*port", option)]
+    for word in [*(word for word, _ in _port_words(view)), *(others if view.launches else ())]:
+        if _grows(word) and word.shown not in seen:
+            yield Found(word.at, {"port": word.shown})
+
+
+def _grows(word: Word) -> bool:
+    """Return whether a word is a job's number, or one with something added."""
+    sums = (part for part in word.parts if part.kind == "variable" or not re.search("[%:]", part.text))
+    return any(part.kind in ("arithmetic", "variable") and _JOB_ID.search(part.text) for part in sums)
 
 
 @hint(

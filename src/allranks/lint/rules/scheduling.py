@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from allranks.lint.model import Directive
+from allranks.lint.model import REMOTE, Directive
 from allranks.lint.reading import View
 from allranks.lint.rules.base import QSUB, SBATCH, SRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import SYNTAX, read_call
@@ -17,7 +17,10 @@ _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
-_PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID"}
+#: Names that Grid Engine replaces in a path, whatever follows them.
+_PATTERNS_GE = ("HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID")
+#: A place in a template that something is put in.
+_PLACEHOLDER = re.compile(r"<\w[\w -]*>|\{\{?\w+\}?\}|\{%")
 
 
 @likely(
@@ -48,7 +51,7 @@ def _shown(directive: Directive) -> str:
 def _with_variable(view: View) -> Iterator[Found]:
     for directive in view.script.read:
         names = re.findall(r"\$\{?(\w+)", directive.value)
-        is_pattern = directive.family == "grid_engine" and set(names) <= _PATTERNS_GE
+        is_pattern = directive.family == "grid_engine" and all(name.startswith(_PATTERNS_GE) for name in names)
         is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
         # $1 in a here-document is the argument of the script that writes it; the grammar does not tell.
         is_filled_in = all(map(str.isdecimal, names)) and _HERE.search(view.script.text.data, 0, directive.at)
@@ -65,6 +68,8 @@ def _with_variable(view: View) -> Iterator[Found]:
 def _no_first_line(view: View) -> Iterator[Found]:
     script = view.script
     is_damaged = b"#!" in script.text.data.partition(b"\n")[0]  # x#!/bin/bash
+    if any(_PLACEHOLDER.search(directive.value) for directive in script.directives):
+        return  # A template, which something else may put a first line before.
     if script.kind == "slurm" and not script.shebang and (script.read or (is_damaged and script.directives)):
         yield Found(0 if is_damaged else script.directives[0].at)
 
@@ -339,11 +344,20 @@ def _other_language(view: View) -> Iterator[Found]:
     source=f"{SRUN} --pty; {SBATCH}, description",
 )
 def _shell_in_a_job(view: View) -> Iterator[Found]:
-    for command, call in view.calls("srun") if view.script.kind == "slurm" else ():
+    if view.script.kind == "plain":
+        return
+    for command, call in view.calls("srun"):
         program = (call.rest[0].value or "").rpartition("/")[2] if call.rest else ""
         is_alone = all(word.prefix in ("-i", "-l", "--login") for word in call.rest[1:])
         if call.get("--pty") and program in SHELLS and is_alone and not command.has_input:
             yield Found(command.at, {"command": "srun --pty"})
+    piped = {name for command in view.script.commands for name in command.context.pipe}
+    for command in view.script.named(*SHELLS):
+        root, is_alone = command.root, all(word.prefix in ("-i", "-l", "--login") for word in command.args)
+        has_input = command.has_input or root.has_input or {command.name, root.name} & piped
+        is_other = command.context.is_substitution or command.started_by(*REMOTE, "docker", "podman")
+        if is_alone and not has_input and not is_other:
+            yield Found(root.at, {"command": root.name})
 
 
 @likely(

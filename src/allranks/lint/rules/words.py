@@ -7,11 +7,13 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 
 from allranks.lint.model import MPI, REMOTE
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, TORCHRUN, Edit, Found, fatal, hint, likely
+from allranks.lint.scheduler_variables import VARIABLES, WITHOUT_BARS
 
 #: Variables that a rank or its libraries read from the environment.
 _FOR_RANKS = re.compile(
@@ -249,6 +251,45 @@ def _misspelled(view: View) -> Iterator[Found]:
         if len(near) == 1:
             seen.add(name)
             yield Found(use.at, {"name": name, "meant": near[0]})
+
+
+@likely(
+    "AR219 variable-of-no-scheduler",
+    "no scheduler sets ${name}: it is empty",
+    fix="${meant}",
+    source="slurm.schedmd.com/sbatch.html, srun.html, environment variables; qsub(1B), ENVIRONMENT",
+)
+def _no_such_variable(view: View) -> Iterator[Found]:
+    script = view.script
+    odd = [use for use in script.uses if use.name.startswith(("SLURM_", "PBS_")) and use.name not in VARIABLES]
+    if not odd or any(script.named("source", ".", "eval")):
+        return  # What they set is not known.
+    for use in odd:
+        meant = WITHOUT_BARS.get(use.name.replace("_", "")) or next(iter(_near(use.name)), "")
+        if meant and not use.has_default and not script.sets(use.name) and not view.is_printed(use.at):
+            yield Found(use.at, {"name": use.name, "meant": meant})
+
+
+@cache
+def _near(name: str) -> list[str]:
+    return get_close_matches(name, sorted(VARIABLES), n=1, cutoff=0.94)
+
+
+@likely(
+    "AR220 commas-in-an-array",
+    "words of an array are separated by blanks: the comma belongs to {word}",
+    fix="leave the commas out",
+    source=f"{BASH}, Arrays",
+)
+def _commas(view: View) -> Iterator[Found]:
+    lists = [(each.items, each.at) for each in view.script.assignments if each.items]
+    loops = {loop.at: loop.words for command in view.script.commands for loop in command.context.loops}
+    for words, at in [*lists, *((words, at) for at, words in loops.items())]:
+        values = [word.value or "" for word in words]
+        is_list = len(values) > 1 and all(value.endswith(",") and "," not in value[:-1] for value in values[:-1])
+        ends = [(word, word.parts[-1]) for word in words[:-1] if word.parts]
+        if is_list and all(end.is_verbatim and not end.quote and word.at <= end.at < word.end for word, end in ends):
+            yield Found(at, {"word": values[0]})
 
 
 @fatal(
