@@ -410,16 +410,17 @@ class Walker(Expander):
             tests: what decides.
         """
         before, at = self.values, self._piece.at(bodies[0][0].start_byte) if bodies and bodies[0] else -1
+        chosen = self.taken.get(at, chosen)
         outcomes = [before]
         goes_on = [not whole]
-        for body in bodies:
+        for position, body in enumerate(bodies, 1):
             self.values = dict(before)
-            for child in body:
+            is_run = chosen in (None, position) or not self.taken  # Where no outcome is taken, each branch is read.
+            for child in body if is_run else ():
                 if child.type not in _STATEMENTS_SKIPPED:
                     self._statement(child, context)
             outcomes.append(self.values)
             goes_on.append(not leaves(body, self._source))
-        chosen = self.taken.get(at, chosen)
         if chosen is not None and chosen < len(outcomes):
             self.values = outcomes[chosen]
             return

@@ -38,7 +38,7 @@ _SET_UP = re.compile(
 )
 def _not_set_up(view: View) -> Iterator[Found]:
     script = view.script
-    if re.search(r"\s-\w*[li]", script.shebang) or "zsh" in script.shebang:
+    if re.search(r"\s-(?:\w*[li]|-login)", script.shebang) or "zsh" in script.shebang:
         return
     for command in script.named("conda", "mamba", "micromamba"):
         outer = command.started_by(*SHELLS)

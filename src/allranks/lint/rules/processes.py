@@ -95,7 +95,8 @@ def _stays_on_first_node(view: View, nodes: int | None) -> bool:
     if view.script.kind == "plain" or (nodes or 0) < 2:
         return False
     is_known = all(launch.starter is None or launch.starter.name for launch in view.launches)
-    return is_known and all(command.name not in names for command in view.script.commands)
+    commands = (command for command in view.script.commands if not command.context.is_substitution)
+    return is_known and all(command.name not in names for command in commands)
 
 
 def _may_reach_others(view: View, launch: Launch) -> bool:

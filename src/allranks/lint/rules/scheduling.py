@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from pathlib import PurePath
 
 from allranks.lint.model import REMOTE, Directive
 from allranks.lint.reading import View
@@ -16,6 +17,8 @@ from allranks.lint.unwrap import SHELLS
 _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
+#: Patterns in the name of a log that stand for the number of the job.
+_OF_JOB = re.compile("%[jJA]")
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
 #: Names that Grid Engine replaces in a path, whatever follows them.
 _PATTERNS_GE = ("HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID")
@@ -42,6 +45,11 @@ def _shown(directive: Directive) -> str:
     return f"--{directive.name}={directive.value}" if directive.value else f"--{directive.name}"
 
 
+def _is_of_torque(view: View, directive: Directive) -> bool:
+    """Return whether a directive names a log for Torque, which expands variables in it; OpenPBS does not."""
+    return directive.name in ("-o", "-e") and any("nodes=" in each.value for each in view.script.options("-l"))
+
+
 @likely(
     "AR402 variable-in-directive",
     "{value} is not expanded in a directive: the text is taken as it is",
@@ -53,6 +61,7 @@ def _with_variable(view: View) -> Iterator[Found]:
         names = re.findall(r"\$\{?(\w+)", directive.value)
         is_pattern = directive.family == "grid_engine" and all(name.startswith(_PATTERNS_GE) for name in names)
         is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
+        is_pattern = is_pattern or (set(names) <= {"PBS_JOBID", "PBS_JOBNAME"} and _is_of_torque(view, directive))
         # $1 in a here-document is the argument of the script that writes it; the grammar does not tell.
         is_filled_in = all(map(str.isdecimal, names)) and _HERE.search(view.script.text.data, 0, directive.at)
         if names and not is_pattern and not is_free_text and not is_filled_in:
@@ -148,9 +157,10 @@ def _no_limit(view: View) -> Iterator[Found]:
 
 
 def _made(view: View) -> set[str]:
-    """Return the directories that the script makes."""
+    """Return the directories that the script makes, with those above them."""
     words = (word.shown for command in view.script.named("mkdir") for word in command.args)
-    return {word.rstrip("/").removeprefix("./") for word in words}
+    folders = [PurePath(word.removeprefix("$SLURM_SUBMIT_DIR/")) for word in words if word[:1] not in ("", "-", "/")]
+    return {str(each) for folder in folders for each in (folder, *folder.parents) if each.parts}
 
 
 def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
@@ -160,14 +170,15 @@ def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
 
 @likely(
     "AR408 log-directory-made-too-late",
-    "the scheduler opens its log before this script creates {directory}: the job fails without a word",
-    fix="create it before sbatch",
+    "the scheduler opens its log before this script runs, and {directory} is not there then: the job fails without a "
+    "word",
+    fix="create it before sbatch, with no number of the job in its name",
     source=f"{SBATCH} --output",
     versions="Slurm before 23.02",
 )
 def _late_directory(view: View) -> Iterator[Found]:
     for directive, folder in _log_folders(view, "output", "error"):
-        if folder.removeprefix("./") in _made(view):
+        if folder.removeprefix("./") in _made(view) or _OF_JOB.search(folder):
             yield Found(directive.value_at, {"directory": folder})
 
 
@@ -181,7 +192,7 @@ def _late_directory(view: View) -> Iterator[Found]:
 def _directory(view: View) -> Iterator[Found]:
     for directive, folder in _log_folders(view, "output")[-1:]:
         is_there = folder.startswith("/") or folder in (".", "..") or folder.removeprefix("./") in _made(view)
-        if not is_there:
+        if not is_there and not _OF_JOB.search(folder):  # That is AR408.
             yield Found(directive.value_at, {"directory": folder})
 
 

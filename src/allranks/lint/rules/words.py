@@ -28,6 +28,8 @@ _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
 #: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
+#: Commands that take files and directories.
+_OF_FILES = ("cd", "source", ".", "mkdir", "conda", "mamba", "micromamba")
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -132,7 +134,8 @@ def _quoted_tilde(view: View) -> Iterator[Found]:
     for command in view.script.named("cd", "source", ".", "mkdir", "python", "python3", "torchrun", "bash", "export"):
         for word in command.args if "-c" not in command.values else ():
             first = word.first
-            if first and first.quote and first.kind == "text" and first.text.startswith("~/"):
+            # A value may have had no quotes where it was set: that ~ is expanded.
+            if first and first.quote and first.is_verbatim and first.text.startswith("~/") and word.at <= first.at:
                 yield Found(word.at, {"word": word.shown})
 
 
@@ -151,10 +154,13 @@ def _single_quotes(view: View) -> Iterator[Found]:
                 names = _IN_SINGLE.findall(part.text) if is_read else []
                 if names and view.script.sets(names[0]):
                     yield Found(part.at, {"name": names[0]})
-    for command in view.script.named("scontrol"):
-        for word in command.args:
-            if (word.value or "").startswith(("$SLURM_", "${SLURM_")):
-                yield Found(word.at, {"name": (word.value or "").strip("${}")})
+    for command in view.script.named("scontrol", *_OF_FILES):
+        activates = command.first == "activate" or command.name not in ("conda", "mamba", "micromamba")
+        for word in command.args if activates and not command.context.level else ():
+            match = _IN_SINGLE.match(word.value or "")
+            is_meant = match and (command.name != "scontrol" or match[1].startswith("SLURM_"))
+            if match and is_meant and word.parts[0].kind == "text":
+                yield Found(word.at, {"name": match[1]})
 
 
 @fatal(
