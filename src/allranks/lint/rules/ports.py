@@ -61,16 +61,17 @@ def _privileged_port(view: View) -> Iterator[Found]:
     source="RFC 9293: ports have 16 bits",
 )
 def _port_from_id(view: View) -> Iterator[Found]:
+    if not view.launches or not _JOB_ID.search(view.script.text.data.decode("latin-1")):
+        return
     seen: set[str] = set()
-    for assignment in view.script.assignments if view.launches else ():
-        if assignment.name.upper().endswith("PORT") and assignment.parts:
-            word = Word(assignment.parts, assignment.at, assignment.at)
-            if _grows(word):
-                seen.add(word.shown)
-                yield Found(word.at, {"port": word.shown})
-    servers = ((before.prefix, word) for command in view.script.commands for before, word in pairwise(command.args))
-    others = [word for option, word in servers if re.fullmatch(r"--?[\w-]*port", option)]
-    for word in [*(word for word, _ in _port_words(view)), *(others if view.launches else ())]:
+    for assignment in view.script.assignments:
+        word = Word(assignment.parts or (), assignment.at, assignment.at)
+        if assignment.name.upper().endswith("PORT") and _grows(word):
+            seen.add(word.shown)
+            yield Found(word.at, {"port": word.shown})
+    options = ((before.prefix, word) for command in view.script.commands for before, word in pairwise(command.args))
+    of_servers = [word for option, word in options if re.fullmatch(r"--?[\w-]*port", option)]
+    for word in [*(word for word, _ in _port_words(view)), *of_servers]:
         if _grows(word) and word.shown not in seen:
             yield Found(word.at, {"port": word.shown})
 

@@ -224,16 +224,18 @@ def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN} --nproc-per-node, default 1",
 )
 def _idle_gpus(view: View) -> Iterator[Found]:
-    if len(view.launches) != 1 or _USES_ALL.search(view.script.text.data.lower()):
-        return
-    for launch in view.launches:
+    for launch in view.launches if len(view.launches) == 1 else ():
         gpus = _gpus(view, launch) if launch.tasks_per_node == 1 and not launch.command.context.loops else None
-        arguments = " ".join(word.shown for word in launch.call.rest)
-        if _IN_PARTS.search(arguments.partition(" ")[0]):
-            continue
         is_total = launch.name == "accelerate" and launch.call.number("--num-processes") == gpus  # That is AR117.
-        if launch.nproc and gpus and launch.nproc < gpus and not is_total and not _OF_GPUS.search(arguments):
+        if launch.nproc and gpus and launch.nproc < gpus and not is_total and not _uses_all(view, launch):
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
+
+
+def _uses_all(view: View, launch: Launch) -> bool:
+    """Return whether one process may use all GPUs of a node."""
+    words = [word.shown for word in launch.call.rest]
+    is_in_parts = bool(words) and _IN_PARTS.search(words[0]) is not None
+    return is_in_parts or bool(_OF_GPUS.search(" ".join(words)) or _USES_ALL.search(view.script.text.data.lower()))
 
 
 @hint(
@@ -407,3 +409,16 @@ def _unused_host(view: View) -> Iterator[Found]:
         is_used = any(not view.is_printed(use.at) for use in uses)
         if is_of_hosts and not is_used and read_call(starter).number("--nodes", "--ntasks") == 1:
             yield Found(starter.at, {"name": loop.variable})
+
+
+@likely(
+    "AR121 tasks-share-one-gpu",
+    "srun starts {tasks} times python on each node, which has one GPU: copies of one training, or ranks that share it",
+    fix="--ntasks-per-node=1, or as many GPUs as tasks",
+    source=f"{SBATCH} --ntasks-per-node, --gres; NCCL: Duplicate GPU detected",
+)
+def _one_gpu_for_tasks(view: View) -> Iterator[Found]:
+    for launch in view.started_by("srun"):
+        tasks = launch.tasks_per_node or 0
+        if launch.is_python and launch.starter and tasks > 1 and _gpus(view, launch) == 1:
+            yield Found(launch.starter.at, {"tasks": tasks})
