@@ -27,6 +27,8 @@ _OF_GPUS = re.compile(
 )
 #: Names of Python scripts that spread one model over the GPUs.
 _IN_PARTS = re.compile(r"split|pipe|shard|parallel")
+#: Directories that each node has for itself.
+_LOCAL = re.compile(r"(?:\$SLURM_TMPDIR|\$TMPDIR|/tmp|/dev/shm|/lscratch|/localscratch)\b")
 #: Names of Python scripts that start ranks themselves.
 _STARTS_OTHERS = re.compile(r"launch|submit|deepy\.py$")
 _HOSTS = re.compile("host|node", re.IGNORECASE)
@@ -62,7 +64,9 @@ def _rank_in_batch(view: View) -> Iterator[Found]:
 def _rank_exported(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm" or not any(view.script.named("srun")):
         return
-    for assignment in view.script.assigned("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"):
+    is_one = all(launch.tasks == 1 and launch.nproc == 1 for launch in view.launches)
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+    for assignment in view.script.assigned(*ranks, *(() if is_one else ("CUDA_VISIBLE_DEVICES",))):
         names = [part.text for part in assignment.parts or () if part.kind == "variable" and part.text in _NODE]
         if assignment.name not in view.script.exported | view.script.used:
             continue
@@ -316,6 +320,8 @@ def _nodes_as_ranks(view: View) -> Iterator[Found]:
         if given.value.names("SLURM_NNODES", "SLURM_JOB_NUM_NODES") and view.resources.gpus != view.resources.nodes:
             yield Found(given.at, {"value": "the number of nodes", "option": given.typed})
         elif given.value.names("SLURM_NTASKS", "SLURM_NPROCS") and view.has_many_nodes:
+            if given.value.number and given.value.number == view.resources.gpus:
+                continue
             yield Found(given.at, {"value": "the number of tasks of all nodes", "option": given.typed})
     for launch in view.launches:
         ranks, nodes = launch.call.get("--nproc-per-node", "--num-gpus"), launch.call.get("--nnodes", "--num-nodes")
@@ -422,3 +428,24 @@ def _one_gpu_for_tasks(view: View) -> Iterator[Found]:
         tasks = launch.tasks_per_node or 0
         if launch.is_python and launch.starter and tasks > 1 and _gpus(view, launch) == 1:
             yield Found(launch.starter.at, {"tasks": tasks})
+
+
+@likely(
+    "AR122 made-on-the-first-node-only",
+    "{program} fills {folder} of the first node: those of the other nodes stay empty",
+    fix="srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 {program} …, or a directory that all nodes share",
+    source=f"{SBATCH}, description; docs.alliancecan.ca, Using node-local storage",
+)
+def _made_here(view: View) -> Iterator[Found]:
+    if not view.has_many_nodes:
+        return
+    used = " ".join(launch.command.text for launch in view.started_by("srun") if launch.tasks != 1)
+    activated = " ".join(command.first for command in view.script.named("source", "."))
+    for command in view.script.named("virtualenv", "tar", "unzip", "cp", "rsync", "python", "python3"):
+        is_environment = command.name == "virtualenv" or "venv" in command.values
+        folders = [folder for word in command.args if (folder := _LOCAL.match(word.shown))]
+        if command.context.via or command.context.function or not folders or not used:
+            continue
+        if (is_environment and folders[0][0] in activated) or (command.name[0] != "p" and folders[0][0] in used):
+            yield Found(command.at, {"program": command.name, "folder": folders[0][0]})
+            return

@@ -229,7 +229,9 @@ def _not_exported(view: View) -> Iterator[Found]:
         is_plain = not assignment.is_prefix and not assignment.level and assignment.parts is not None
         if not is_plain or assignment.order > last or assignment.name in passed_on:
             continue
-        if _FOR_RANKS.fullmatch(assignment.name):
+        # A scheduler exports the devices that it gives.
+        is_devices = assignment.name == "CUDA_VISIBLE_DEVICES" and script.kind == "plain"
+        if is_devices or _FOR_RANKS.fullmatch(assignment.name):
             yield Found(assignment.at, {"name": assignment.name}, (Edit(assignment.at, assignment.at, b"export "),))
 
 
@@ -279,6 +281,19 @@ def _no_such_variable(view: View) -> Iterator[Found]:
 @cache
 def _near(name: str) -> list[str]:
     return get_close_matches(name, sorted(VARIABLES), n=1, cutoff=0.94)
+
+
+@likely(
+    "AR221 local-outside-a-function",
+    "bash knows local in a function only: here it fails, and {name} is not set",
+    fix="leave local out",
+    source=f"{BASH}, local",
+)
+def _local_at_the_top(view: View) -> Iterator[Found]:
+    for command in view.script.named("local"):
+        if not command.context.function and not command.context.level:
+            names = [each.name for each in view.script.assignments if command.at < each.at < command.end]
+            yield Found(command.at, {"name": names[0] if names else command.first})
 
 
 @likely(
