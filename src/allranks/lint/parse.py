@@ -184,6 +184,9 @@ class Walker(Expander):
         for word in command.args if command.name in _READERS else ():
             if word.value and word.value.isidentifier():
                 self._forget(word.value, command.at, context)
+        text = next((word for operator, word in inner if operator == "<<"), None)
+        if command.name == "read" and "-d" in command.values and text is not None:  # read -r -d '' NAME <<END
+            self.values[command.values[-1]] = bounded(text.parts)
 
     def _check_name(self, node: Node) -> None:
         """Note the end of a statement that has no beginning: our parser takes ``done`` and ``fi`` for programs."""

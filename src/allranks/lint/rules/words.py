@@ -28,8 +28,11 @@ _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
 #: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
+_ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 #: Commands that take files and directories.
 _OF_FILES = ("cd", "source", ".", "mkdir", "conda", "mamba", "micromamba")
+#: A backslash, a blank and a comment in a text of several lines, which the shell keeps all.
+_CUT_IN_TEXT = re.compile(rb"^[^#\n]*[^\\#\n]\\(?=[ \t]+#)", re.MULTILINE)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -67,7 +70,10 @@ def _cut_line(view: View) -> Iterator[Found]:
         if word is not None and is_text and re.match(r"--?[A-Za-z]", word.prefix):
             yield Found(command.at, {"what": _cut_before(word.shown)})
             is_found = True
-    for at in view.script.cut_by_comment[:1] if not is_found else ():
+    given = [word for launch in view.launches for word in launch.command.args if word.value in ("#", "\\")]
+    of_values = [word.at for word in given if not any(part.is_verbatim or part.quote for part in word.parts)]
+    cut = _CUT_IN_TEXT.search(view.script.text.data) if of_values else None
+    for at in [*view.script.cut_by_comment, *([cut.end() - 1] if cut else [])][:1] if not is_found else ():
         yield Found(at, {"what": "a backslash before a blank is an argument, and continues no line"})
 
 
@@ -152,7 +158,8 @@ def _single_quotes(view: View) -> Iterator[Found]:
                 is_in_value = part.kind == "text" and not part.is_verbatim and not part.quote
                 is_read = (part.quote == "'" and part.is_verbatim) or is_in_value
                 names = _IN_SINGLE.findall(part.text) if is_read else []
-                if names and view.script.sets(names[0]):
+                is_all = part.quote == "'" and bool(_ONE_VARIABLE.fullmatch(part.text)) and len(word.parts) == 1
+                if names and (view.script.sets(names[0]) or (is_all and not launch.command.context.level)):
                     yield Found(part.at, {"name": names[0]})
     for command in view.script.named("scontrol", *_OF_FILES):
         activates = command.first == "activate" or command.name not in ("conda", "mamba", "micromamba")
