@@ -270,7 +270,10 @@ NO_CALL = Call((), (), _syntax("", ""))
 
 
 def read_call(command: Command | None) -> Call:
-    """Return the options of a command; none if its program is not known here."""
+    """Return the options of a command, which keeps them; none if its program is not known here."""
     if command is None or command.name not in SYNTAX:
         return NO_CALL
-    return read_options(command.args, SYNTAX[command.name])
+    kept: dict[str, Call] = vars(command)
+    if "call" not in kept:
+        kept["call"] = read_options(command.args, SYNTAX[command.name])
+    return kept["call"]

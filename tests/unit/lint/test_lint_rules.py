@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,25 @@ def case(rule: Rule) -> dict[str, Any]:
     return tomllib.loads((CASES / f"{rule.code}.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_rule_finds_its_fault_on_its_line(rule: Rule) -> None:
-    shown = case(rule)
+def cases() -> Iterator[Any]:
+    """Yield each rule with its first case, and with each of its ``[[more]]``."""
+    for rule in RULES:
+        shown = case(rule)
+        for number, each in enumerate([shown, *shown.get("more", [])]):
+            yield pytest.param(rule, each, id=f"{rule.code}-{number}" if number else rule.code)
+
+
+@pytest.mark.parametrize(("rule", "shown"), [*cases()])
+def test_a_rule_finds_its_fault_on_its_line(rule: Rule, shown: dict[str, Any]) -> None:
     found = lint("job.sh", shown["bad"].encode())
     assert (rule.code, shown["line"]) in {(finding.rule.code, finding.place.line) for finding in found}
     others = {finding.rule.code for finding in found if finding.rule.severity != "hint"} - {rule.code}
     assert others == set(shown.get("also", []))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_script_without_the_fault_gets_no_more_than_hints(rule: Rule) -> None:
-    found = lint("job.sh", case(rule)["good"].encode())
+@pytest.mark.parametrize(("rule", "shown"), [*cases()])
+def test_a_script_without_the_fault_gets_no_more_than_hints(rule: Rule, shown: dict[str, Any]) -> None:
+    found = lint("job.sh", shown["good"].encode())
     assert rule.code not in {finding.rule.code for finding in found}
     assert [finding.what for finding in found if finding.rule.severity != "hint"] == []
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from allranks.lint.model import MPI, Command
+from allranks.lint.model import LAUNCHERS, MPI, Command
 from allranks.lint.reading import View
 from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
-from allranks.lint.unwrap import SHELLS, is_python
+from allranks.lint.unwrap import MODULES, SHELLS, is_python
 
 _CONDA = "docs.conda.io, conda init and conda activate"
 #: Options of torchrun that no script has for itself.
 _OF_TORCHRUN = (
     *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--standalone"),
 )
+#: Options and commands that the launchers have.
+_OF_LAUNCHERS = re.compile(r"--(?:nproc|nnodes|standalone|num_|rdzv)|launch$")
+_OF_ACCELERATE = ("launch", "config", "env", "test", "estimate-memory", "merge-weights", "tpu-config", "to-fsdp2")
+#: Modules whose names are near to those of launchers, and that can be run.
+_RUNNABLE = ("deepspeed.launcher.launch",)
 _SET_UP = re.compile(
     r"conda\.sh|mamba\.sh|shell\.\w+ hook|shell hook|conda shell|conda init"
     r"|\.bashrc|\.bash_profile|\.profile|/etc/profile|bin/activate"
@@ -32,7 +38,7 @@ _SET_UP = re.compile(
 )
 def _not_set_up(view: View) -> Iterator[Found]:
     script = view.script
-    if re.search(r"\s-\w*[li]", script.shebang) or "zsh" in script.shebang:
+    if re.search(r"\s-(?:\w*[li]|-login)", script.shebang) or "zsh" in script.shebang:
         return
     for command in script.named("conda", "mamba", "micromamba"):
         outer = command.started_by(*SHELLS)
@@ -102,6 +108,44 @@ def _captured(view: View) -> Iterator[Found]:
         starts = any(launch.command.started_by(command.name) for launch in view.launches)
         if command.first == "run" and is_held and starts:
             yield Found(command.at)
+
+
+@fatal(
+    "AR817 no-such-launcher",
+    "there is no {kind} {name}: nothing is started",
+    fix="{meant}",
+    source="runpy of Python; torch 2.13: neither torch nor torch.distributed can be run",
+)
+def _no_such_launcher(view: View) -> Iterator[Found]:
+    functions = {command.context.function for command in view.script.commands} | {"deepspeed", "accelerate"}
+    for command in view.script.commands:
+        words = [word.value or "" for word in command.args[:3]]
+        name = next((after for before, after in itertools.pairwise(words) if before == "-m"), "")
+        if is_python(command.name) or not command.name:
+            if meant := _meant_module(name):
+                yield Found(command.at, {"kind": "module", "name": name, "meant": f"python -m {meant}"})
+            elif is_python(command.name) and words and words[0] in MODULES and "." in words[0]:
+                yield Found(command.at, {"kind": "file", "name": words[0], "meant": f"python -m {words[0]}"})
+        elif command.name in MODULES and "." in command.name and not command.context.via:
+            yield Found(command.at, {"kind": "program", "name": command.name, "meant": f"python -m {command.name}"})
+        elif command.name not in functions | LAUNCHERS and any(map(_OF_LAUNCHERS.match, words)):
+            for near in get_close_matches(command.name, ["torchrun", "accelerate", "deepspeed"], n=1, cutoff=0.8):
+                yield Found(command.at, {"kind": "program", "name": command.name, "meant": near})
+        elif command.name == "accelerate" and words and words[0] not in _OF_ACCELERATE:
+            for near in get_close_matches(words[0], ["launch"], n=1, cutoff=0.7):
+                yield Found(
+                    command.at, {"kind": "command", "name": f"accelerate {words[0]}", "meant": f"accelerate {near}"}
+                )
+
+
+def _meant_module(name: str) -> str:
+    """Return the launcher that is meant by the name of a module that cannot be run; empty if it can, or is another."""
+    if name in ("torch", "torch.distributed", "torch.run", "torch.launch", "torchrun"):
+        return "torch.distributed.run"
+    if name in MODULES or name in _RUNNABLE or "." not in name:
+        return ""
+    near = get_close_matches(name.removesuffix(".py"), sorted(MODULES), n=1, cutoff=0.85)
+    return near[0] if near else ""
 
 
 @hint(

@@ -16,6 +16,8 @@ _TORCH = "docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _DISTRIBUTED = "docs.pytorch.org/docs/stable/distributed.html"
 _TAGS = "sources of NCCL v2.3.5 to v2.30.7, of torch 2.4 to 2.13"
 _NAMES = frozenset(KNOWN) | {entry.name for entry in OBSOLETE}
+#: Variables of CUDA and OpenMP that scripts set.
+_OF_OTHERS = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"})
 #: Variables of plugins of NCCL: rdma-sharp, Google's and Amazon's.
 _OF_PLUGINS = re.compile("NCCL_(?:IBEXT|SHARP|FASTRAK|GPUDIRECTTCPX|UCX|OFI)_")
 _NEAR_NCCL = re.compile("^(?:NCLL|NCL|NNCL|NCC|NLCC)_")
@@ -92,13 +94,17 @@ def _unknown(view: View) -> Iterator[Found]:
         if meant != name and meant in _NAMES:
             yield Found(assignment.at, {"name": name, "near": meant})
         elif (
-            name.startswith(FAMILIES)
+            meant.startswith((*FAMILIES, "CUDA_", "OMP_"))
             and not _OF_PLUGINS.match(name)
-            and name not in _NAMES
+            and name not in _NAMES | _OF_OTHERS
             and name not in view.script.used
         ):
-            for near in get_close_matches(name, KNOWN, n=1, cutoff=0.87):
+            for near in get_close_matches(name, (*KNOWN, *_OF_OTHERS), n=1, cutoff=0.87):
                 yield Found(assignment.at, {"name": name, "near": near})
+                break
+            else:
+                if meant.startswith("NCCL_") and assignment.value in _WORDS["NCCL_DEBUG"]:
+                    yield Found(assignment.at, {"name": name, "near": "NCCL_DEBUG"})
 
 
 @likely(

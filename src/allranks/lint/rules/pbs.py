@@ -70,8 +70,9 @@ def _no_placement(view: View) -> Iterator[Found]:
     if not starts or re.search(r"place=[^,\s]*(?:scatter|excl)", text) or _counts_nodes(view):
         return
     for directive in _resource_lists(view, "select")[:1]:
-        # Of nodes whose parts are not named, a site gives whole ones; and few have more than four GPUs.
-        match = re.search(r"select=(\d+):(?!.*\+)(?!.*ngpus=(?:[4-9]|\d\d))(?=.*(?:cpus|gpus|mem)=)", directive.value)
+        # Of nodes whose parts are not named, a site gives whole ones; and few have more than four GPUs, or 64 cores.
+        whole = r"ngpus=(?:[4-9]|\d\d)|ncpus=(?:3[2-9]|[4-9]\d|\d{3})"
+        match = re.search(rf"select=(\d+):(?!.*\+)(?!.*(?:{whole}))(?=.*(?:cpus|gpus|mem)=)", directive.value)
         if match and int(match[1]) > 1:
             yield Found(directive.value_at, {"chunks": match[1]})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from allranks.lint.launches import Launch
 from allranks.lint.model import Command, Context, Word
@@ -60,11 +61,25 @@ def _privileged_port(view: View) -> Iterator[Found]:
     source="RFC 9293: ports have 16 bits",
 )
 def _port_from_id(view: View) -> Iterator[Found]:
-    for word, _ in _port_words(view):
-        for part in word.parts:
-            is_sum = part.kind == "arithmetic" and "%" not in part.text and ":" not in part.text
-            if (is_sum or part.kind == "variable") and _JOB_ID.search(part.text):
-                yield Found(word.at, {"port": word.shown})
+    if not view.launches or not _JOB_ID.search(view.script.text.data.decode("latin-1")):
+        return
+    seen: set[str] = set()
+    for assignment in view.script.assignments:
+        word = Word(assignment.parts or (), assignment.at, assignment.at)
+        if assignment.name.upper().endswith("PORT") and _grows(word):
+            seen.add(word.shown)
+            yield Found(word.at, {"port": word.shown})
+    options = ((before.prefix, word) for command in view.script.commands for before, word in pairwise(command.args))
+    of_servers = [word for option, word in options if re.fullmatch(r"--?[\w-]*port", option)]
+    for word in [*(word for word, _ in _port_words(view)), *of_servers]:
+        if _grows(word) and word.shown not in seen:
+            yield Found(word.at, {"port": word.shown})
+
+
+def _grows(word: Word) -> bool:
+    """Return whether a word is a job's number, or one with something added."""
+    sums = (part for part in word.parts if part.kind == "variable" or not re.search("[%:]", part.text))
+    return any(part.kind in ("arithmetic", "variable") and _JOB_ID.search(part.text) for part in sums)
 
 
 @hint(

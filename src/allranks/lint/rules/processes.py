@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.lint.launches import Launch
-from allranks.lint.model import MPI, REMOTE
+from allranks.lint.model import MPI, REMOTE, Word
 from allranks.lint.reading import View
 from allranks.lint.rules.base import SBATCH, SRUN, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
@@ -18,6 +18,17 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "acc
 _GIVE_GPUS = (
     *("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "tres-per-task", "constraint"),
 )
+#: What one process does that uses all GPUs of a node, anywhere in a script, and among its arguments.
+_USES_ALL = re.compile(
+    rb"device[-_]map|(?:tensor|pipeline|model|(?<!distributed)(?<!distributed[-_ ])data)[-_ ]?parallel|vllm|sglang"
+)
+_OF_GPUS = re.compile(
+    r"--(?:tp|pp|gpus?|devices?|n_?gpus?|num_?gpus?)\b|(?:tp|pp)[-_]size|multi[-_]?gpu", re.IGNORECASE
+)
+#: Names of Python scripts that spread one model over the GPUs.
+_IN_PARTS = re.compile(r"split|pipe|shard|parallel")
+#: Directories that each node has for itself.
+_LOCAL = re.compile(r"(?:\$SLURM_TMPDIR|\$TMPDIR|/tmp|/dev/shm|/lscratch|/localscratch)\b")
 #: Names of Python scripts that start ranks themselves.
 _STARTS_OTHERS = re.compile(r"launch|submit|deepy\.py$")
 _HOSTS = re.compile("host|node", re.IGNORECASE)
@@ -53,7 +64,9 @@ def _rank_in_batch(view: View) -> Iterator[Found]:
 def _rank_exported(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm" or not any(view.script.named("srun")):
         return
-    for assignment in view.script.assigned("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"):
+    is_one = all(launch.tasks == 1 and launch.nproc == 1 for launch in view.launches)
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+    for assignment in view.script.assigned(*ranks, *(() if is_one else ("CUDA_VISIBLE_DEVICES",))):
         names = [part.text for part in assignment.parts or () if part.kind == "variable" and part.text in _NODE]
         if assignment.name not in view.script.exported | view.script.used:
             continue
@@ -82,11 +95,20 @@ def _multiplied(view: View) -> Iterator[Found]:
 
 def _stays_on_first_node(view: View, nodes: int | None) -> bool:
     """Return whether a job of so many nodes starts nothing on the others, nor something that may do so."""
-    names = REMOTE | {"deepspeed", "sbatch", "horovodrun", "ray"}
+    names = REMOTE | {"sbatch", "horovodrun", "ray"}
     if view.script.kind == "plain" or (nodes or 0) < 2:
         return False
     is_known = all(launch.starter is None or launch.starter.name for launch in view.launches)
-    return is_known and all(command.name not in names for command in view.script.commands)
+    commands = (command for command in view.script.commands if not command.context.is_substitution)
+    return is_known and all(command.name not in names for command in commands)
+
+
+def _may_reach_others(view: View, launch: Launch) -> bool:
+    """Return whether accelerate or deepspeed may start ranks on other nodes itself: a list of hosts names them."""
+    given = launch.call.get(
+        "--hostfile", "--config-file", "--deepspeed-hostfile", "--launcher", "--deepspeed-config-file"
+    )
+    return given is not None or b"hostfile" in view.script.text.data.lower()
 
 
 @fatal(
@@ -96,11 +118,13 @@ def _stays_on_first_node(view: View, nodes: int | None) -> bool:
     source=f"{SBATCH}, description: a single copy of the batch script runs on the first node",
 )
 def _first_node_only(view: View) -> Iterator[Found]:
-    for launch in view.torchrun:
+    for launch in view.launches:
         nodes, rank = view.resources.nodes, launch.call.get("--node-rank")
-        if nodes is None and not (rank and rank.value.is_literal):
+        if nodes is None and launch.is_torch and not (rank and rank.value.is_literal):
             nodes = launch.nnodes  # Some PBS request GPUs of all nodes together.
-        is_here = launch.starter is None and launch.command.started_by("sbatch") is None
+        is_here = launch.starter is None and launch.command.started_by("sbatch") is None and not launch.is_python
+        if not launch.is_torch and (launch.is_open or _may_reach_others(view, launch)):
+            continue
         if is_here and _stays_on_first_node(view, nodes):
             yield Found(launch.command.at, {"nodes": nodes, "launcher": launch.name})
 
@@ -204,10 +228,18 @@ def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN} --nproc-per-node, default 1",
 )
 def _idle_gpus(view: View) -> Iterator[Found]:
-    for launch in view.torchrun if len(view.launches) == 1 else ():
+    for launch in view.launches if len(view.launches) == 1 else ():
         gpus = _gpus(view, launch) if launch.tasks_per_node == 1 and not launch.command.context.loops else None
-        if launch.nproc and gpus and launch.nproc < gpus:
+        is_total = launch.name == "accelerate" and launch.call.number("--num-processes") == gpus  # That is AR117.
+        if launch.nproc and gpus and launch.nproc < gpus and not is_total and not _uses_all(view, launch):
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
+
+
+def _uses_all(view: View, launch: Launch) -> bool:
+    """Return whether one process may use all GPUs of a node."""
+    words = [word.shown for word in launch.call.rest]
+    is_in_parts = bool(words) and _IN_PARTS.search(words[0]) is not None
+    return is_in_parts or bool(_OF_GPUS.search(" ".join(words)) or _USES_ALL.search(view.script.text.data.lower()))
 
 
 @hint(
@@ -272,18 +304,32 @@ def _cpus_not_inherited(view: View) -> Iterator[Found]:
             return
 
 
+def _variables_of(view: View, word: Word) -> set[str]:
+    """Return the variables that stand in a word, also those whose value is that of another one."""
+    return {use.name for use in view.script.uses if word.at <= use.at < word.end}
+
+
 @likely(
     "AR114 ranks-from-wrong-count",
-    "--nproc-per-node gets {value}, not the number of GPUs of a node",
-    fix="give it the GPUs of a node: --nproc-per-node=$SLURM_GPUS_ON_NODE, or gpu",
+    "{option} gets {value}, not the number of GPUs of a node",
+    fix="give it the GPUs of a node, such as $SLURM_GPUS_ON_NODE; torchrun takes gpu for them all",
     source=f"{TORCHRUN} --nproc-per-node",
 )
 def _nodes_as_ranks(view: View) -> Iterator[Found]:
     for _, given in view.torchrun_given("--nproc-per-node"):
         if given.value.names("SLURM_NNODES", "SLURM_JOB_NUM_NODES") and view.resources.gpus != view.resources.nodes:
-            yield Found(given.at, {"value": "the number of nodes", "word": given.value.parts[0].shown})
+            yield Found(given.at, {"value": "the number of nodes", "option": given.typed})
         elif given.value.names("SLURM_NTASKS", "SLURM_NPROCS") and view.has_many_nodes:
-            yield Found(given.at, {"value": "the number of tasks of all nodes", "word": given.value.parts[0].shown})
+            if given.value.number and given.value.number == view.resources.gpus:
+                continue
+            yield Found(given.at, {"value": "the number of tasks of all nodes", "option": given.typed})
+    for launch in view.launches:
+        ranks, nodes = launch.call.get("--nproc-per-node", "--num-gpus"), launch.call.get("--nnodes", "--num-nodes")
+        factors = [part.text for part in ranks.value.parts if part.kind == "arithmetic"] if ranks else []
+        names = _variables_of(view, nodes.value) if nodes else set()
+        is_total = any(names & set(re.findall(r"\w+", text)) and "*" in text for text in factors)
+        if ranks and is_total:
+            yield Found(ranks.at, {"value": "the number of ranks of all nodes", "option": ranks.typed})
 
 
 @fatal(
@@ -369,3 +415,37 @@ def _unused_host(view: View) -> Iterator[Found]:
         is_used = any(not view.is_printed(use.at) for use in uses)
         if is_of_hosts and not is_used and read_call(starter).number("--nodes", "--ntasks") == 1:
             yield Found(starter.at, {"name": loop.variable})
+
+
+@likely(
+    "AR121 tasks-share-one-gpu",
+    "srun starts {tasks} times python on each node, which has one GPU: copies of one training, or ranks that share it",
+    fix="--ntasks-per-node=1, or as many GPUs as tasks",
+    source=f"{SBATCH} --ntasks-per-node, --gres; NCCL: Duplicate GPU detected",
+)
+def _one_gpu_for_tasks(view: View) -> Iterator[Found]:
+    for launch in view.started_by("srun"):
+        tasks = launch.tasks_per_node or 0
+        if launch.is_python and launch.starter and tasks > 1 and _gpus(view, launch) == 1:
+            yield Found(launch.starter.at, {"tasks": tasks})
+
+
+@likely(
+    "AR122 made-on-the-first-node-only",
+    "{program} fills {folder} of the first node: those of the other nodes stay empty",
+    fix="srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 {program} …, or a directory that all nodes share",
+    source=f"{SBATCH}, description; docs.alliancecan.ca, Using node-local storage",
+)
+def _made_here(view: View) -> Iterator[Found]:
+    if not view.has_many_nodes:
+        return
+    used = " ".join(launch.command.text for launch in view.started_by("srun") if launch.tasks != 1)
+    activated = " ".join(command.first for command in view.script.named("source", "."))
+    for command in view.script.named("virtualenv", "tar", "unzip", "cp", "rsync", "python", "python3"):
+        is_environment = command.name == "virtualenv" or "venv" in command.values
+        folders = [folder for word in command.args if (folder := _LOCAL.match(word.shown))]
+        if command.context.via or command.context.function or not folders or not used:
+            continue
+        if (is_environment and folders[0][0] in activated) or (command.name[0] != "p" and folders[0][0] in used):
+            yield Found(command.at, {"program": command.name, "folder": folders[0][0]})
+            return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.lint.launches import Launch
-from allranks.lint.model import Assignment, Part
+from allranks.lint.model import MPI, Assignment, Part
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, TORCHRUN, Found, fatal, hint, is_host_name, likely
 from allranks.lint.syntax import Given
@@ -102,14 +102,31 @@ def _no_node_rank(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN} --node-rank",
 )
 def _same_node_rank(view: View) -> Iterator[Found]:
-    for launch, given in view.torchrun_given("--node-rank"):
-        starter, rank = launch.starter, given.value.value or ""
-        if starter is None or not (launch.has_many_nodes and launch.is_static and given.value.is_literal):
+    for launch in view.launches:
+        starter, given = launch.starter, launch.call.get("--node-rank", "--machine-rank")
+        if given is None or not given.value.is_literal or not _counts_node_ranks(launch):
             continue
-        by_srun = starter.name == "srun" and (launch.tasks or 0) > 1
-        in_loop = starter.name == "ssh" and starter.context.loops
-        if by_srun or in_loop or (starter.name == "pdsh" and "%n" not in rank):
+        if starter is None:
+            if launch.has_many_nodes and _has_unused_rank(view):
+                yield Found(given.at, {"rank": given.value.value, "starter": "this script"})
+            continue
+        rank, is_many = given.value.value or "", (launch.tasks or 0) > 1
+        is_repeated = starter.name in ("srun", *MPI) and is_many and (launch.nnodes is None or launch.has_many_nodes)
+        in_loop = starter.name == "ssh" and starter.context.loops and not starter.context.is_conditional
+        on_all = starter.name == "clush" or (starter.name == "pdsh" and "%n" not in rank)
+        if is_repeated or (launch.has_many_nodes and (in_loop or on_all)):
             yield Found(given.at, {"rank": rank, "starter": starter.name})
+
+
+def _has_unused_rank(view: View) -> bool:
+    """Return whether the script takes the rank of its node from its environment, and then does not use it."""
+    own = view.script.assigned("NODE_RANK", "MACHINE_RANK", "node_rank", "machine_rank")
+    return any(each.parts and each.value is None and each.name not in view.script.used for each in own)
+
+
+def _counts_node_ranks(launch: Launch) -> bool:
+    """Return whether a launcher takes the rank of its node as it is given."""
+    return launch.is_static or (launch.name == "accelerate" and launch.call.value("--rdzv-backend") in (None, "static"))
 
 
 @fatal(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from pathlib import PurePath
 
-from allranks.lint.model import Directive
+from allranks.lint.model import REMOTE, Directive
 from allranks.lint.reading import View
 from allranks.lint.rules.base import QSUB, SBATCH, SRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import SYNTAX, read_call
@@ -16,8 +17,13 @@ from allranks.lint.unwrap import SHELLS
 _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
+#: Patterns in the name of a log that stand for the number of the job.
+_OF_JOB = re.compile("%[jJA]")
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
-_PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID"}
+#: Names that Grid Engine replaces in a path, whatever follows them.
+_PATTERNS_GE = ("HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID")
+#: A place in a template that something is put in.
+_PLACEHOLDER = re.compile(r"<\w[\w -]*>|\{\{?\w+\}?\}|\{%")
 
 
 @likely(
@@ -39,6 +45,11 @@ def _shown(directive: Directive) -> str:
     return f"--{directive.name}={directive.value}" if directive.value else f"--{directive.name}"
 
 
+def _is_of_torque(view: View, directive: Directive) -> bool:
+    """Return whether a directive names a log for Torque, which expands variables in it; OpenPBS does not."""
+    return directive.name in ("-o", "-e") and any("nodes=" in each.value for each in view.script.options("-l"))
+
+
 @likely(
     "AR402 variable-in-directive",
     "{value} is not expanded in a directive: the text is taken as it is",
@@ -48,8 +59,9 @@ def _shown(directive: Directive) -> str:
 def _with_variable(view: View) -> Iterator[Found]:
     for directive in view.script.read:
         names = re.findall(r"\$\{?(\w+)", directive.value)
-        is_pattern = directive.family == "grid_engine" and set(names) <= _PATTERNS_GE
+        is_pattern = directive.family == "grid_engine" and all(name.startswith(_PATTERNS_GE) for name in names)
         is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
+        is_pattern = is_pattern or (set(names) <= {"PBS_JOBID", "PBS_JOBNAME"} and _is_of_torque(view, directive))
         # $1 in a here-document is the argument of the script that writes it; the grammar does not tell.
         is_filled_in = all(map(str.isdecimal, names)) and _HERE.search(view.script.text.data, 0, directive.at)
         if names and not is_pattern and not is_free_text and not is_filled_in:
@@ -65,6 +77,8 @@ def _with_variable(view: View) -> Iterator[Found]:
 def _no_first_line(view: View) -> Iterator[Found]:
     script = view.script
     is_damaged = b"#!" in script.text.data.partition(b"\n")[0]  # x#!/bin/bash
+    if any(_PLACEHOLDER.search(directive.value) for directive in script.directives):
+        return  # A template, which something else may put a first line before.
     if script.kind == "slurm" and not script.shebang and (script.read or (is_damaged and script.directives)):
         yield Found(0 if is_damaged else script.directives[0].at)
 
@@ -143,9 +157,10 @@ def _no_limit(view: View) -> Iterator[Found]:
 
 
 def _made(view: View) -> set[str]:
-    """Return the directories that the script makes."""
+    """Return the directories that the script makes, with those above them."""
     words = (word.shown for command in view.script.named("mkdir") for word in command.args)
-    return {word.rstrip("/").removeprefix("./") for word in words}
+    folders = [PurePath(word.removeprefix("$SLURM_SUBMIT_DIR/")) for word in words if word[:1] not in ("", "-", "/")]
+    return {str(each) for folder in folders for each in (folder, *folder.parents) if each.parts}
 
 
 def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
@@ -155,14 +170,15 @@ def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
 
 @likely(
     "AR408 log-directory-made-too-late",
-    "the scheduler opens its log before this script creates {directory}: the job fails without a word",
-    fix="create it before sbatch",
+    "the scheduler opens its log before this script runs, and {directory} is not there then: the job fails without a "
+    "word",
+    fix="create it before sbatch, with no number of the job in its name",
     source=f"{SBATCH} --output",
     versions="Slurm before 23.02",
 )
 def _late_directory(view: View) -> Iterator[Found]:
     for directive, folder in _log_folders(view, "output", "error"):
-        if folder.removeprefix("./") in _made(view):
+        if folder.removeprefix("./") in _made(view) or _OF_JOB.search(folder):
             yield Found(directive.value_at, {"directory": folder})
 
 
@@ -176,7 +192,7 @@ def _late_directory(view: View) -> Iterator[Found]:
 def _directory(view: View) -> Iterator[Found]:
     for directive, folder in _log_folders(view, "output")[-1:]:
         is_there = folder.startswith("/") or folder in (".", "..") or folder.removeprefix("./") in _made(view)
-        if not is_there:
+        if not is_there and not _OF_JOB.search(folder):  # That is AR408.
             yield Found(directive.value_at, {"directory": folder})
 
 
@@ -339,11 +355,20 @@ def _other_language(view: View) -> Iterator[Found]:
     source=f"{SRUN} --pty; {SBATCH}, description",
 )
 def _shell_in_a_job(view: View) -> Iterator[Found]:
-    for command, call in view.calls("srun") if view.script.kind == "slurm" else ():
+    if view.script.kind == "plain":
+        return
+    for command, call in view.calls("srun"):
         program = (call.rest[0].value or "").rpartition("/")[2] if call.rest else ""
         is_alone = all(word.prefix in ("-i", "-l", "--login") for word in call.rest[1:])
         if call.get("--pty") and program in SHELLS and is_alone and not command.has_input:
             yield Found(command.at, {"command": "srun --pty"})
+    piped = {name for command in view.script.commands for name in command.context.pipe}
+    for command in view.script.named(*SHELLS):
+        root, is_alone = command.root, all(word.prefix in ("-i", "-l", "--login") for word in command.args)
+        has_input = command.has_input or root.has_input or {command.name, root.name} & piped
+        is_other = command.context.is_substitution or command.started_by(*REMOTE, "docker", "podman")
+        if is_alone and not has_input and not is_other:
+            yield Found(root.at, {"command": root.name})
 
 
 @likely(

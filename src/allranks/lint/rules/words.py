@@ -7,11 +7,13 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 
 from allranks.lint.model import MPI, REMOTE
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, TORCHRUN, Edit, Found, fatal, hint, likely
+from allranks.lint.scheduler_variables import VARIABLES, WITHOUT_BARS
 
 #: Variables that a rank or its libraries read from the environment.
 _FOR_RANKS = re.compile(
@@ -26,6 +28,11 @@ _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
 #: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
+_ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
+#: Commands that take files and directories.
+_OF_FILES = ("cd", "source", ".", "mkdir", "conda", "mamba", "micromamba")
+#: A backslash, a blank and a comment in a text of several lines, which the shell keeps all.
+_CUT_IN_TEXT = re.compile(rb"^[^#\n]*[^\\#\n]\\(?=[ \t]+#)", re.MULTILINE)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -63,7 +70,10 @@ def _cut_line(view: View) -> Iterator[Found]:
         if word is not None and is_text and re.match(r"--?[A-Za-z]", word.prefix):
             yield Found(command.at, {"what": _cut_before(word.shown)})
             is_found = True
-    for at in view.script.cut_by_comment[:1] if not is_found else ():
+    given = [word for launch in view.launches for word in launch.command.args if word.value in ("#", "\\")]
+    of_values = [word.at for word in given if not any(part.is_verbatim or part.quote for part in word.parts)]
+    cut = _CUT_IN_TEXT.search(view.script.text.data) if of_values else None
+    for at in [*view.script.cut_by_comment, *([cut.end() - 1] if cut else [])][:1] if not is_found else ():
         yield Found(at, {"what": "a backslash before a blank is an argument, and continues no line"})
 
 
@@ -130,7 +140,8 @@ def _quoted_tilde(view: View) -> Iterator[Found]:
     for command in view.script.named("cd", "source", ".", "mkdir", "python", "python3", "torchrun", "bash", "export"):
         for word in command.args if "-c" not in command.values else ():
             first = word.first
-            if first and first.quote and first.kind == "text" and first.text.startswith("~/"):
+            # A value may have had no quotes where it was set: that ~ is expanded.
+            if first and first.quote and first.is_verbatim and first.text.startswith("~/") and word.at <= first.at:
                 yield Found(word.at, {"word": word.shown})
 
 
@@ -147,12 +158,16 @@ def _single_quotes(view: View) -> Iterator[Found]:
                 is_in_value = part.kind == "text" and not part.is_verbatim and not part.quote
                 is_read = (part.quote == "'" and part.is_verbatim) or is_in_value
                 names = _IN_SINGLE.findall(part.text) if is_read else []
-                if names and view.script.sets(names[0]):
+                is_all = part.quote == "'" and bool(_ONE_VARIABLE.fullmatch(part.text)) and len(word.parts) == 1
+                if names and (view.script.sets(names[0]) or (is_all and not launch.command.context.level)):
                     yield Found(part.at, {"name": names[0]})
-    for command in view.script.named("scontrol"):
-        for word in command.args:
-            if (word.value or "").startswith(("$SLURM_", "${SLURM_")):
-                yield Found(word.at, {"name": (word.value or "").strip("${}")})
+    for command in view.script.named("scontrol", *_OF_FILES):
+        activates = command.first == "activate" or command.name not in ("conda", "mamba", "micromamba")
+        for word in command.args if activates and not command.context.level else ():
+            match = _IN_SINGLE.match(word.value or "")
+            is_meant = match and (command.name != "scontrol" or match[1].startswith("SLURM_"))
+            if match and is_meant and word.parts[0].kind == "text":
+                yield Found(word.at, {"name": match[1]})
 
 
 @fatal(
@@ -221,7 +236,9 @@ def _not_exported(view: View) -> Iterator[Found]:
         is_plain = not assignment.is_prefix and not assignment.level and assignment.parts is not None
         if not is_plain or assignment.order > last or assignment.name in passed_on:
             continue
-        if _FOR_RANKS.fullmatch(assignment.name):
+        # A scheduler exports the devices that it gives.
+        is_devices = assignment.name == "CUDA_VISIBLE_DEVICES" and script.kind == "plain"
+        if is_devices or _FOR_RANKS.fullmatch(assignment.name):
             yield Found(assignment.at, {"name": assignment.name}, (Edit(assignment.at, assignment.at, b"export "),))
 
 
@@ -249,6 +266,58 @@ def _misspelled(view: View) -> Iterator[Found]:
         if len(near) == 1:
             seen.add(name)
             yield Found(use.at, {"name": name, "meant": near[0]})
+
+
+@likely(
+    "AR219 variable-of-no-scheduler",
+    "no scheduler sets ${name}: it is empty",
+    fix="${meant}",
+    source="slurm.schedmd.com/sbatch.html, srun.html, environment variables; qsub(1B), ENVIRONMENT",
+)
+def _no_such_variable(view: View) -> Iterator[Found]:
+    script = view.script
+    odd = [use for use in script.uses if use.name.startswith(("SLURM_", "PBS_")) and use.name not in VARIABLES]
+    if not odd or any(script.named("source", ".", "eval")):
+        return  # What they set is not known.
+    for use in odd:
+        meant = WITHOUT_BARS.get(use.name.replace("_", "")) or next(iter(_near(use.name)), "")
+        if meant and not use.has_default and not script.sets(use.name) and not view.is_printed(use.at):
+            yield Found(use.at, {"name": use.name, "meant": meant})
+
+
+@cache
+def _near(name: str) -> list[str]:
+    return get_close_matches(name, sorted(VARIABLES), n=1, cutoff=0.94)
+
+
+@likely(
+    "AR221 local-outside-a-function",
+    "bash knows local in a function only: here it fails, and {name} is not set",
+    fix="leave local out",
+    source=f"{BASH}, local",
+)
+def _local_at_the_top(view: View) -> Iterator[Found]:
+    for command in view.script.named("local"):
+        if not command.context.function and not command.context.level:
+            names = [each.name for each in view.script.assignments if command.at < each.at < command.end]
+            yield Found(command.at, {"name": names[0] if names else command.first})
+
+
+@likely(
+    "AR220 commas-in-an-array",
+    "words of an array are separated by blanks: the comma belongs to {word}",
+    fix="leave the commas out",
+    source=f"{BASH}, Arrays",
+)
+def _commas(view: View) -> Iterator[Found]:
+    lists = [(each.items, each.at) for each in view.script.assignments if each.items]
+    loops = {loop.at: loop.words for command in view.script.commands for loop in command.context.loops}
+    for words, at in [*lists, *((words, at) for at, words in loops.items())]:
+        values = [word.value or "" for word in words]
+        is_list = len(values) > 1 and all(value.endswith(",") and "," not in value[:-1] for value in values[:-1])
+        ends = [(word, word.parts[-1]) for word in words[:-1] if word.parts]
+        if is_list and all(end.is_verbatim and not end.quote and word.at <= end.at < word.end for word, end in ends):
+            yield Found(at, {"word": values[0]})
 
 
 @fatal(
