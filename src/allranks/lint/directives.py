@@ -13,7 +13,7 @@ from allranks.lint.syntax import SYNTAX, Call
 
 Family = Literal["slurm", "pbs", "grid_engine"]
 
-_LINE = re.compile(r"(?:#(?P<slurm>SBATCH)(?=\s)|#(?P<pbs>PBS)(?=\s)|#(?P<grid_engine>\$)(?=\s+-))(?P<rest>.*)")
+_LINE = re.compile(r"(?:#(?P<slurm>SBATCH)(?=\s)|#(?P<pbs>PBS)(?=\s)|#(?P<grid_engine>\$)(?=\s*-))(?P<rest>.*)")
 _WORD = re.compile(r"""(?:[^\s"'#]|"[^"]*"|'[^']*'|(?<=\S)#)+""")
 #: ``4``, ``a100:4``, ``gpu:a100:4``, ``gpu``.
 _GPUS = re.compile(r"(?:gres[/:])?(?:gpu:)?(?:[A-Za-z_][\w.+-]*:)?(\d{1,4})(?:\(.*\))?|gpu(?::[A-Za-z]\w*)?")

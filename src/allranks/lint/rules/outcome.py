@@ -164,6 +164,10 @@ def _trap_waits(view: View) -> Iterator[Found]:
             yield Found(roots[-1].at, {"signal": signal})
 
 
+#: Files that set up an environment, and no trap.
+_SETS_NO_TRAP = re.compile(r"activate$|/\.?bashrc$|/profile$|conda\.sh$")
+
+
 @fatal(
     "AR707 signal-kills-the-script",
     "{signal} goes to the batch shell, which has no trap for it, and dies",
@@ -173,7 +177,8 @@ def _trap_waits(view: View) -> Iterator[Found]:
 def _no_trap(view: View) -> Iterator[Found]:
     # A program that the shell becomes, or another script, may handle signals itself.
     becomes = any(command.context.level == 0 for command in view.script.named("exec"))
-    if becomes or any(view.script.named("source", ".")):
+    sourced = (word for command in view.script.named("source", ".") for word in command.values[:1])
+    if becomes or not all(word and _SETS_NO_TRAP.search(word) for word in sourced):
         return
     for signal, to_batch, at in _signals(view):
         if to_batch and signal not in _traps(view):
