@@ -71,9 +71,10 @@ def test_no_other_attempt_follows(lab: Any, job: str, end: str) -> None:
     assert (decision["again"], decision["why"]) == (False, "it exited with code 1, and is not retried")
     assert not (run / contract.attempt_dir(1)).exists()
     (start, _, _), (failure, _, text) = notified(lab)
-    first, cause, fix = text.splitlines()
+    first, cause, line, fix = text.splitlines()
     assert (start, failure) == ("start", "failure")
     assert (first.startswith(f"{run.name} failed after "), bool(cause), fix.startswith("fix: ")) == (True, True, True)
+    assert line in ("KeyError: 'weights'", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
     (log,) = (path.read_text() for path in run.glob("slurm-*.out"))
     refused = "the webhook at 127.0.0.1 cannot be reached: Connection refused"
     assert f"allranks: notification of the failure failed: {refused}\n" in log

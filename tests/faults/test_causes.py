@@ -229,7 +229,7 @@ VERDICTS = {
     "abort, faulthandler": ABORTED,
     "C++": ABORTED,
     "device assert": ("device-assert", "certain", "never"),
-    "device assert, C++": ("device-assert", "likely", "never"),  # It aborted before it said so.
+    "device assert, C++": ("device-assert", "certain", "never"),
     "group": ("script-exception", "likely", "never"),  # One of a group may have raised the others.
     "out of memory on a GPU": ("cuda-out-of-memory", "certain", "after a change"),
     "NCCL's watchdog": ("nccl-timeout", "unknown", ""),

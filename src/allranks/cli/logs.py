@@ -90,12 +90,13 @@ def command(
     )
     if follow:
         ended, news = _Ended(found), News(_from_now_on(found), found, live)
+        had_ended = ended()
         for number in count(first):  # A scheduler may start another attempt.
             _follow(live, merge(number, tail=tail if number == first else None), number, ended, news)
             if attempt is not None or found.attempt <= number:
                 break
         status = ended.run.record.status
-        if status.state.is_final and not found.record.status.state.is_final:
+        if status.state.is_final and not had_ended:
             reason = f": {render.one_line(status.reason)}" if status.reason else ""
             render.talk(f"allranks: {found.record.id} ended: {status.state.value}{reason}")
         if status.state.is_final:

@@ -35,10 +35,9 @@ def test_top_says_that_the_run_has_ended(allranks, at_terminal):
 
 
 def test_top_is_drawn_in_place_below_what_was_there_and_stays_when_it_is_interrupted(allranks, tmp_path):
-    allranks.script(WAITING)
+    allranks.script(WAITING.replace("time.sleep(0.01)", "time.sleep(0.1)\n    print('a step', flush=True)"))
     run = allranks.popen("run", "train.py")
-    usage = "runs/latest/attempts/000/node-000/usage.json"
-    wait_for("its usage", lambda: [*allranks.folder.glob(usage)])
+    wait_for("its usage", lambda: [*allranks.folder.glob("runs/latest/attempts/000/node-000/usage.json")])
     allranks.env["TERM"] = "screen"
     with closing(Tmux(allranks, tmp_path / "tmux", (100, 10), "top")) as terminal:
         wait_for("a sample", lambda: terminal.screen[-1].endswith(" ago"))
