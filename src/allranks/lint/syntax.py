@@ -273,7 +273,7 @@ def read_call(command: Command | None) -> Call:
     """Return the options of a command, which keeps them; none if its program is not known here."""
     if command is None or command.name not in SYNTAX:
         return NO_CALL
-    kept: dict[str, Call] = vars(command)
+    kept: dict[str, Call] = vars(command)  # As cached_property does: the syntax is not known to the model.
     if "call" not in kept:
         kept["call"] = read_options(command.args, SYNTAX[command.name])
     return kept["call"]

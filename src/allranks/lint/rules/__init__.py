@@ -1,4 +1,4 @@
-"""The rules: a family is a file, or two, and a rule stands above the function that finds its fault."""
+"""The rules: a family is a file or more, and a rule stands above the function that finds its fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILIES = {
 }
 
 #: Each registers its rules.
-_MODULES = "processes words rendezvous ports scheduling pbs network remote outcome environment habits"
+_MODULES = "processes gpus words variables rendezvous ports scheduling pbs network remote outcome environment habits"
 for _name in _MODULES.split():
     import_module(f"{__name__}.{_name}")
 

@@ -14,26 +14,11 @@ from allranks.lint.syntax import read_call
 _NODE = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 _FIELD = "allranks' notes of what public scripts get wrong"
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
-#: Options that give GPUs to a job or a step, or may do so.
-_GIVE_GPUS = (
-    *("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "tres-per-task", "constraint"),
-)
-#: What one process does that uses all GPUs of a node, anywhere in a script, and among its arguments.
-_USES_ALL = re.compile(
-    rb"device[-_]map|(?:tensor|pipeline|model|(?<!distributed)(?<!distributed[-_ ])data)[-_ ]?parallel|vllm|sglang"
-)
-_OF_GPUS = re.compile(
-    r"--(?:tp|pp|gpus?|devices?|n_?gpus?|num_?gpus?)\b|(?:tp|pp)[-_]size|multi[-_]?gpu", re.IGNORECASE
-)
-#: Names of Python scripts that spread one model over the GPUs.
-_IN_PARTS = re.compile(r"split|pipe|shard|parallel")
 #: Directories that each node has for itself.
 _LOCAL = re.compile(r"(?:\$SLURM_TMPDIR|\$TMPDIR|/tmp|/dev/shm|/lscratch|/localscratch)\b")
 #: Names of Python scripts that start ranks themselves.
 _STARTS_OTHERS = re.compile(r"launch|submit|deepy\.py$")
 _HOSTS = re.compile("host|node", re.IGNORECASE)
-#: Values of --gpu-bind that show a task one GPU.
-_HIDING = ("single", "per_task", "map_gpu", "closest")
 
 
 @fatal(
@@ -159,132 +144,6 @@ def _one_task(view: View) -> Iterator[Found]:
     is_once = launch.tasks == 1 and not (context.loops or context.is_background or context.function)
     if is_once and launch.is_torch and launch.starter:
         yield Found(launch.starter.at, {"nodes": view.resources.nodes})
-
-
-def _visible(view: View, launch: Launch) -> tuple[int, str]:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves to a launcher, and its text; 0 if it has no numbers of them."""
-    text = None
-    for assignment in view.script.assigned("CUDA_VISIBLE_DEVICES"):
-        if not assignment.is_prefix and assignment.order < launch.command.order:
-            text = assignment.value
-    for assignment in launch.command.sets:
-        if assignment.name == "CUDA_VISIBLE_DEVICES":
-            text = assignment.value
-    devices = [device for device in (text or "").split(",") if device]
-    return len(devices) if all(device.isdecimal() for device in devices) else 0, text or ""
-
-
-@fatal(
-    "AR107 more-ranks-than-visible-gpus",
-    "{ranks} ranks start, and CUDA_VISIBLE_DEVICES={devices} shows them {gpus} GPUs: invalid device ordinal",
-    fix="list as many devices as there are ranks, or leave CUDA_VISIBLE_DEVICES out",
-    source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
-)
-def _fewer_visible(view: View) -> Iterator[Found]:
-    for launch in view.launches:
-        gpus, devices = _visible(view, launch)
-        if launch.nproc and 0 < gpus < launch.nproc:
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus, "devices": devices})
-
-
-@hint(
-    "AR109 idle-visible-gpus",
-    "CUDA_VISIBLE_DEVICES={devices} shows {gpus} GPUs, and {ranks} ranks start",
-    fix="list as many devices as there are ranks",
-    source=f"{TORCHRUN} --nproc-per-node",
-)
-def _more_visible(view: View) -> Iterator[Found]:
-    for launch in view.torchrun:
-        gpus, devices = _visible(view, launch)
-        if launch.nproc and gpus > launch.nproc:
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus, "devices": devices})
-
-
-def _gpus(view: View, launch: Launch) -> int | None:
-    """Return the GPUs of each node of a launcher, unless its step asks for its own."""
-    step = read_call(launch.starter)
-    is_own = launch.starter_name == "srun" and step.get("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task")
-    return None if is_own else view.resources.gpus
-
-
-@fatal(
-    "AR106 more-ranks-than-gpus",
-    "{ranks} ranks start on each node, which has {gpus} GPUs: invalid device ordinal, or two ranks on one GPU",
-    fix="make --nproc-per-node, --num_gpus of deepspeed, or --num_processes of accelerate for each machine, equal to "
-    "the GPUs that are requested for a node",
-    source=f"{SBATCH} --gres, --gpus-per-node; NCCL: Duplicate GPU detected",
-)
-def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
-    for launch in view.launches:
-        gpus = None if launch.is_python or launch.call.get("--cpu") else _gpus(view, launch)
-        if launch.nproc and gpus and launch.nproc > gpus:
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
-
-
-@likely(
-    "AR108 idle-gpus",
-    "{gpus} GPUs are requested for each node, and {ranks} of them used",
-    fix="make --nproc-per-node equal to the GPUs that are requested for a node",
-    source=f"{TORCHRUN} --nproc-per-node, default 1",
-)
-def _idle_gpus(view: View) -> Iterator[Found]:
-    for launch in view.launches if len(view.launches) == 1 else ():
-        gpus = _gpus(view, launch) if launch.tasks_per_node == 1 and not launch.command.context.loops else None
-        is_total = launch.name == "accelerate" and launch.call.number("--num-processes") == gpus  # That is AR117.
-        if launch.nproc and gpus and launch.nproc < gpus and not is_total and not _uses_all(view, launch):
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
-
-
-def _uses_all(view: View, launch: Launch) -> bool:
-    """Return whether one process may use all GPUs of a node."""
-    words = [word.shown for word in launch.call.rest]
-    is_in_parts = bool(words) and _IN_PARTS.search(words[0]) is not None
-    return is_in_parts or bool(_OF_GPUS.search(" ".join(words)) or _USES_ALL.search(view.script.text.data.lower()))
-
-
-@hint(
-    "AR110 no-gpus-requested",
-    "{ranks} ranks start on each node, and the directives request no GPU",
-    fix="request them: #SBATCH --gpus-per-node=N, or --gres=gpu:N",
-    source=f"{SBATCH} --gres",
-)
-def _no_gpus(view: View) -> Iterator[Found]:
-    if view.script.kind != "slurm" or view.script.options(*_GIVE_GPUS):
-        return
-    for launch in view.torchrun:
-        is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
-        if launch.nproc and launch.nproc > 1 and _gpus(view, launch) is None and not is_own:
-            yield Found(launch.command.at, {"ranks": launch.nproc})
-            return
-
-
-@likely(
-    "AR111 gpus-hidden-by-binding",
-    "{option} shows each task one GPU: cuda:LOCAL_RANK is then an invalid device ordinal, and NCCL loses peer-to-peer",
-    fix="leave --gpu-bind out, so that each rank sees all GPUs of the node and takes that of its local rank",
-    source=f"{SBATCH} --gpu-bind",
-)
-def _hidden_gpus(view: View) -> Iterator[Found]:
-    for directive in view.script.options("gpu-bind") if view.started_by("srun") else ():
-        if directive.value.startswith(_HIDING):
-            yield Found(directive.at, {"option": f"--gpu-bind={directive.value}"})
-    for _, call in view.calls("srun"):
-        given = call.get("--gpu-bind")
-        if given and given.value.prefix.startswith(_HIDING):
-            yield Found(given.at, {"option": f"--gpu-bind={given.value.shown}"})
-
-
-@hint(
-    "AR112 gpus-per-task",
-    "--gpus-per-task also binds each task to its GPU, which hides the others from it",
-    fix="request --gpus-per-node, or set --gpu-bind=none",
-    source=f"{SBATCH} --gpus-per-task: implicitly sets --gpu-bind",
-    versions="Slurm 21.08 and newer",
-)
-def _gpus_per_task(view: View) -> Iterator[Found]:
-    is_shared = (view.resources.tasks_per_node or 0) > 1 and not view.script.options("gpu-bind")
-    for directive in view.script.options("gpus-per-task") if is_shared else ():
-        yield Found(directive.at)
 
 
 @hint(
@@ -415,19 +274,6 @@ def _unused_host(view: View) -> Iterator[Found]:
         is_used = any(not view.is_printed(use.at) for use in uses)
         if is_of_hosts and not is_used and read_call(starter).number("--nodes", "--ntasks") == 1:
             yield Found(starter.at, {"name": loop.variable})
-
-
-@likely(
-    "AR121 tasks-share-one-gpu",
-    "srun starts {tasks} times python on each node, which has one GPU: copies of one training, or ranks that share it",
-    fix="--ntasks-per-node=1, or as many GPUs as tasks",
-    source=f"{SBATCH} --ntasks-per-node, --gres; NCCL: Duplicate GPU detected",
-)
-def _one_gpu_for_tasks(view: View) -> Iterator[Found]:
-    for launch in view.started_by("srun"):
-        tasks = launch.tasks_per_node or 0
-        if launch.is_python and launch.starter and tasks > 1 and _gpus(view, launch) == 1:
-            yield Found(launch.starter.at, {"tasks": tasks})
 
 
 @likely(
