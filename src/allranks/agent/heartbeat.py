@@ -143,8 +143,8 @@ def _used(groups: Collection[int]) -> tuple[int, dict[str, float], dict[int, dic
     """Sum the usage of the ranks' process groups.
 
     Returns:
-       Memory in bytes; CPU seconds and disk bytes so far; the data-loader workers of each rank, by its process id: how
-       many there are, and how many wait for the disk.
+        Memory in bytes; CPU seconds and disk bytes so far; the data-loader workers of each rank, by its process id: how
+        many there are, and how many wait for the disk.
     """
     ticks = pages = read = written = 0
     workers = dict[int, dict[str, Any]]()

@@ -85,7 +85,7 @@ def _warm_up(node: NodeSpec, argv: list[str], settings: list[NetworkSetting]) ->
     """Import torch; if forking is then unsafe, execute the agent again without it.
 
     Returns:
-       Why ranks start as plain interpreters; None if they are forked.
+        Why ranks start as plain interpreters; None if they are forked.
     """
     try:
         import torch

@@ -42,9 +42,9 @@ def run_many_nodes(
     No rank is left when this returns or raises. Node 0 has the ``listener``, to which the other agents connect.
 
     Raises:
-       LaunchError: the other agents cannot be reached, the process limit is reached, torch is needed and missing,
+        LaunchError: the other agents cannot be reached, the process limit is reached, torch is needed and missing,
            or the run has no key.
-       StopRequestedError: a stop of the run was requested.
+        StopRequestedError: a stop of the run was requested.
     """
     known = run_key.read(Path(node.run_dir, contract.KEY_FILE))
     coordinator = None

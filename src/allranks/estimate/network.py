@@ -82,7 +82,7 @@ def named(text: str) -> Network:
     """Return the network for a name, such as ``100GbE``, or a rate, such as ``25GB/s``.
 
     Raises:
-       UsageError: the text is neither.
+        UsageError: the text is neither.
     """
     known = {name.lower(): network for name, network in NETWORKS.items()}
     if found := known.get(text.lower()):

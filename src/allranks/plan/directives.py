@@ -71,7 +71,7 @@ def with_log_paths(job: Job, folder: Path, *, may_lack: bool) -> Job:
     Paths of the job are relative to ``folder``; ``may_lack``: their directories may be created later.
 
     Raises:
-       JobError: a directory does not exist.
+        JobError: a directory does not exist.
     """
     requested = job.scheduler
     paths = {key: folder / path for key in ("output", "error") if (path := getattr(requested, key))}
@@ -100,7 +100,7 @@ def words_for_shell(job: Job, directives: Iterable[Directive], for_a_script: re.
     Options that ``for_a_script`` matches are only for batch scripts; so is the name if the user has given none.
 
     Raises:
-       JobError: a directive of the user cannot be parsed.
+        JobError: a directive of the user cannot be parsed.
     """
     is_named = any(getattr(job, key) for key in ("name", *TARGETS))
     for directive in directives:

@@ -66,7 +66,7 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
     """Find the job's program; ``same_python``: the ranks use this interpreter, so the syntax can be checked.
 
     Raises:
-       JobError: the program does not exist, or is not Python.
+        JobError: the program does not exist, or is not Python.
     """
     try:
         return _find_entry(job, workdir, same_python)

@@ -70,7 +70,7 @@ class TrainingMessage(SelfTestReport):
     """A communication pattern of a training step with ``size`` bytes, and its ``seconds`` on this rank.
 
     Attributes:
-       name: ``all_gather`` or ``reduce_scatter``, with ``size`` bytes over all ranks; or ``shared memory``: gradients
+        name: ``all_gather`` or ``reduce_scatter``, with ``size`` bytes over all ranks; or ``shared memory``: gradients
            averaged by :class:`allranks.runtime.model.allreduce.SharedMessage`.
     """
 
@@ -93,11 +93,11 @@ class TrainingResult(SelfTestReport):
     """Result of a training on all ranks.
 
     Attributes:
-       strategy: strategy of data parallelism.
-       losses: loss of each step, over the batch of all ranks.
-       alone: the same, as computed by this rank without the others.
-       weights: hash of the bits of the final weights.
-       steps_per_second: training steps per second.
+        strategy: strategy of data parallelism.
+        losses: loss of each step, over the batch of all ranks.
+        alone: the same, as computed by this rank without the others.
+        weights: hash of the bits of the final weights.
+        steps_per_second: training steps per second.
     """
 
     strategy: str

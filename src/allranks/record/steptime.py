@@ -26,10 +26,10 @@ class Place(NamedTuple):
     """Position in the epochs, in batches of a rank; all 0 if unknown.
 
     Attributes:
-       epoch: number of the current epoch, from 1.
-       epochs: epochs of the complete training; 0 if unknown.
-       left: batches left in the current epoch.
-       length: batches of an epoch.
+        epoch: number of the current epoch, from 1.
+        epochs: epochs of the complete training; 0 if unknown.
+        left: batches left in the current epoch.
+        length: batches of an epoch.
     """
 
     epoch: int = 0
@@ -42,13 +42,13 @@ class Window(NamedTuple):
     """Consecutive steps of one rank.
 
     Attributes:
-       start: start of the first step, in seconds since 1970.
-       first: number of training steps before it.
-       steps: number of steps.
-       restart: number of restarts of the ranks before, in this attempt.
-       spent: seconds in each of :data:`PHASES`; their sum is the total time.
-       place: position of the training after the last step.
-       queued: seconds in which the rank's main thread waited for a CPU.
+        start: start of the first step, in seconds since 1970.
+        first: number of training steps before it.
+        steps: number of steps.
+        restart: number of restarts of the ranks before, in this attempt.
+        spent: seconds in each of :data:`PHASES`; their sum is the total time.
+        place: position of the training after the last step.
+        queued: seconds in which the rank's main thread waited for a CPU.
     """
 
     start: float

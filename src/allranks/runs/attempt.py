@@ -52,8 +52,8 @@ def current_job(folder: Path, first: str) -> str:
     """Return the id of a run's current job: that of its newest attempt, or the one queued after it.
 
     Args:
-       folder: directory of the run.
-       first: id of the submitted job, with its cluster if Slurm named one, which the job itself does not know.
+        folder: directory of the run.
+        first: id of the submitted job, with its cluster if Slurm named one, which the job itself does not know.
     """
     attempt = newest(folder)
     found = str(decision_after(attempt).get("job") or "")

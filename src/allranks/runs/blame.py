@@ -77,10 +77,10 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int 
     The rank that exited first may only have lost its connection to one that took longer to exit: then that is named.
 
     Args:
-       status: the status, with the rank that failed first.
-       attempt: directory of the attempt.
-       stop_timeout: seconds between the failure of a rank and SIGKILL for the others.
-       restart: the generation that the rank has ended; None for the last one.
+        status: the status, with the rank that failed first.
+        attempt: directory of the attempt.
+        stop_timeout: seconds between the failure of a rank and SIGKILL for the others.
+        restart: the generation that the rank has ended; None for the last one.
     """
     assert status.rank is not None
     ends = [*_ends(attempt, restart)]

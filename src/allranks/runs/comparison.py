@@ -24,8 +24,8 @@ class Compared:
     """A run with the data for a comparison.
 
     Attributes:
-       start: first start of its ranks, in seconds since 1970.
-       settings: its job by keys of the job file, flags of the script by their names, and ``code``, the commit of its
+        start: first start of its ranks, in seconds since 1970.
+        settings: its job by keys of the job file, flags of the script by their names, and ``code``, the commit of its
            script.
     """
 

@@ -116,9 +116,9 @@ def setup_failure(logs: Iterable[Path], folder: Path, noise: re.Pattern[str]) ->
     """Find in a job's logs how the set-up of an attempt failed, and its output before; None if it did not fail.
 
     Args:
-       logs: logs to search; the first one with the message counts.
-       folder: directory of the run.
-       noise: start of irrelevant lines of the scheduler.
+        logs: logs to search; the first one with the message counts.
+        folder: directory of the run.
+        noise: start of irrelevant lines of the scheduler.
     """
     for log in filter(Path.exists, logs):
         lines = [line for line in lines_of(log) if not (NOISE.match(line) or noise.match(line))]

@@ -28,11 +28,11 @@ class Stacks:
     """The stacks of a run's ranks at one time.
 
     Attributes:
-       ranks: the stacks, by rank.
-       late: ranks that have not answered the request.
-       without: ranks that cannot write stacks: plain interpreters, and other programs.
-       silent: nodes whose agents have not answered.
-       states: states of late ranks that handle no signal: ``stopped``, ``traced``, or ``held`` by the kernel.
+        ranks: the stacks, by rank.
+        late: ranks that have not answered the request.
+        without: ranks that cannot write stacks: plain interpreters, and other programs.
+        silent: nodes whose agents have not answered.
+        states: states of late ranks that handle no signal: ``stopped``, ``traced``, or ``held`` by the kernel.
     """
 
     ranks: tuple[RankStack, ...]

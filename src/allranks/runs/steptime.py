@@ -99,10 +99,10 @@ class Position(NamedTuple):
     """Position of a training.
 
     Attributes:
-       step: number of optimizer steps done.
-       epoch: number of the current epoch, from 1.
-       epochs: the argument of ``loader.epochs()``; None if unknown.
-       percent: completed part of the current epoch, in percent.
+        step: number of optimizer steps done.
+        epoch: number of the current epoch, from 1.
+        epochs: the argument of ``loader.epochs()``; None if unknown.
+        percent: completed part of the current epoch, in percent.
         seconds_left: until the end of the last epoch, at the mean speed since the ranks started; None if unknown.
     """
 

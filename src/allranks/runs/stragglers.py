@@ -142,7 +142,7 @@ def explained(
     """Add hosts, GPUs, workers and links to stragglers, from the samples of an attempt's nodes.
 
     Returns:
-       The stragglers, and sentences on slow GPUs of nodes that have none among them.
+        The stragglers, and sentences on slow GPUs of nodes that have none among them.
     """
     samples = {one["node"]: one for one in node_usage(attempt)}
     slow = {one.node: one for one in slow_gpus(samples.values())}

@@ -131,8 +131,8 @@ def export(rank: RankEnvironment, local_world_size: int) -> Callable[[], None]:
     of 0, which is invalid there.
 
     Returns:
-       A function to call at the close. In a world of one it restores the variables, except those changed since:
-       Accelerate, if used later, takes a lone LOCAL_RANK to mean that there are other ranks.
+        A function to call at the close. In a world of one it restores the variables, except those changed since:
+        Accelerate, if used later, takes a lone LOCAL_RANK to mean that there are other ranks.
     """
     values = {
         "RANK": str(rank.rank),

@@ -62,13 +62,13 @@ def run_one(
     """Run one command; on a timeout end it with its child processes.
 
     Args:
-       sent: text for its stdin.
-       seconds: time limit.
-       is_over: called repeatedly; returns whether to end the command early.
-       hear: called before that with its stdout so far.
+        sent: text for its stdin.
+        seconds: time limit.
+        is_over: called repeatedly; returns whether to end the command early.
+        hear: called before that with its stdout so far.
 
     Raises:
-       LaunchError: the command does not exist.
+        LaunchError: the command does not exist.
     """
     import tempfile  # It imports several modules that commands which only read do not need.
 

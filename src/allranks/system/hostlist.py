@@ -29,7 +29,7 @@ def expand(text: str) -> Iterator[str]:
     innermost.
 
     Raises:
-       ValueError: the text is invalid (the message names the part), or has more than :data:`MOST_HOSTS` hosts,
+        ValueError: the text is invalid (the message names the part), or has more than :data:`MOST_HOSTS` hosts,
            which are counted before the first one is generated.
     """
     names = [[*_choices(name)] for name in split(text)]

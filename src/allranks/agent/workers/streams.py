@@ -129,7 +129,7 @@ def connect(rank: str) -> io.FileIO:
     """Redirect descriptor 0 to the input of this rank, and make ``breakpoint()`` explain where it cannot work.
 
     Returns:
-       The raw file for ``sys.stdin``.
+        The raw file for ``sys.stdin``.
     """
     descriptor, owner, launcher = map(int, os.environ.pop(contract.STDIN, "-1 -1 -1").split())
     is_there = _is_open(descriptor)  # A container may close it.

@@ -66,8 +66,8 @@ class Around:
     """The state of the training that a managed optimizer refers to, and counts from its last step.
 
     Attributes:
-       parameters: the trained parameters, by ``id``.
-       counts_steps: whether its steps count as steps of the training.
+        parameters: the trained parameters, by ``id``.
+        counts_steps: whether its steps count as steps of the training.
         check_used: whether to look for parameters without gradients.
         weighed, backwards: the counts of the progress at the last step.
         blocks, plain: its counts at the last call of ``step``.
