@@ -74,10 +74,7 @@ def run_one(
 
     # No pipe for stderr: before OpenSSH 8.5 the multiplexing master kept it open.
     with tempfile.TemporaryFile() as err:
-        with _started(command, environ, cwd, err) as process:
-            stdin, process.stdin = process.stdin, None
-            # In a thread, because a second call of communicate() does not continue to send (3.11).
-            threading.Thread(target=_feed, args=(stdin, sent), daemon=True).start()
+        with _started(command, environ, cwd, sent, err) as process:
             out, why = _wait(process, seconds, is_over, hear)
         if out is None:
             return Answer(_SSH_FAILED, "", why, unreached=True, is_late=True)
@@ -88,13 +85,16 @@ def run_one(
 
 @contextlib.contextmanager
 def _started(
-    command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, err: IO[bytes]
+    command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, sent: str, err: IO[bytes]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process; at the end of the block, also by Ctrl-C, kill it and its children if it still runs."""
+    """Start a process that gets ``sent``; when the block ends, also by Ctrl-C, kill it and its children."""
     process = None
     try:
         with _ctrl_c_later():
             process = _start(command, environ, cwd, err)
+            stdin, process.stdin = process.stdin, None
+            # In a thread, because a second call of communicate() does not continue to send (3.11).
+            threading.Thread(target=_feed, args=(stdin, sent), daemon=True).start()
         yield process
     finally:
         if process:
