@@ -192,11 +192,10 @@ def _tidy(block: bytes) -> bytes:
 
     A bar that was erased, by spaces or a control sequence, leaves no line.
     """
-    block = block.replace(b"\r\n", b"\n")
-    if b"\r" not in block:
+    if b"\r" not in block:  # A search for one byte: replacing is a third of the time of merging.
         return block
     kept = []
-    for line in block[:-1].split(b"\n"):
+    for line in block.replace(b"\r\n", b"\n")[:-1].split(b"\n"):
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
         if b"\r" not in line or not _is_blank(shown):
             kept.append(shown + b"\n")
