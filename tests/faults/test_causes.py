@@ -176,6 +176,11 @@ TOGETHER: dict[str, tuple[str, int, str]] = {
         r"ValueError: no data \(train.py:5\)",
     ),
     "one of two, which lets go of the group and ends last": (LETS_GO, 1, r"ValueError: no data \(train.py:11\)"),
+    "one has finished": (
+        MEET + "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))\n",
+        0,
+        r"rank 1 exited with code 0 while rank 0 was in a collective \(train.py:5\)",
+    ),
     "a timeout": (
         f"{ALL_HERE}all_here(0, 1)\n"
         + MEET.replace("TIMEOUT", "5")
@@ -234,6 +239,7 @@ VERDICTS = {
     "out of memory on a GPU": ("cuda-out-of-memory", "certain", "after a change"),
     "NCCL's watchdog": ("nccl-timeout", "unknown", ""),
     "all": ("shape-mismatch", "certain", "never"),
+    "one has finished": ("rank-finished", "likely", "never"),
     "a timeout": ("gloo-timeout", "unknown", ""),
     "a worker": ("dataloader-worker-error", "certain", "never"),
 }
@@ -303,7 +309,8 @@ def test_the_cause_of_ranks_that_meet(allranks: Any, kind: str) -> None:
     found = cause(allranks)
     assert found
     assert re.fullmatch(expected, found), found
-    assert ("\n  fix: correct train.py:" in done.stderr) == (kind not in ("all", "a timeout")), done.stderr
+    is_of_others = kind in ("all", "one has finished", "a timeout")
+    assert ("\n  fix: correct train.py:" in done.stderr) == (not is_of_others), done.stderr
     assert rank in (-1, allranks.record()["status"]["rank"])
     kept, named = verdict(allranks)
     assert kept == VERDICTS.get(kind, OWN)

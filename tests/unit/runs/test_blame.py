@@ -63,6 +63,19 @@ def test_a_rank_that_was_killed_for_its_deafness_is_not_named(tmp_path: Path) ->
     assert named(tmp_path) == (1, "told", CLOSED)
 
 
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_rank_that_finished_while_others_needed_it_is_the_cause(tmp_path: Path, code: int) -> None:
+    note(tmp_path, 0, {3: (code, ""), 0: (0, ""), 1: (1, f"{CLOSED} (train.py:7)")})
+    first = {0: "rank 3", 75: "rank 0"}[code]
+    assert named(tmp_path) == (1, "told", f"{first} exited with code 0 while rank 1 was in a collective (train.py:7)")
+
+
+@pytest.mark.parametrize("said", ["ConnectionResetError: Connection reset by peer", "KeyError: 1"])
+def test_a_rank_that_finished_is_not_the_cause_of_other_errors(tmp_path: Path, said: str) -> None:
+    note(tmp_path, 0, {0: (0, ""), 1: (1, said)})
+    assert named(tmp_path) == (1, "told", said)
+
+
 @pytest.mark.parametrize(
     ("fact", "cause"),
     [

@@ -103,6 +103,15 @@ RULES = (
         source="torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; gloo/transport/tcp/pair.cc",
     ),
     never(
+        "rank-finished",
+        "rank {rank} finished its script while another rank was in a collective",
+        r"^rank (?P<rank>\d+) exited with code 0 while rank \d+ was in a collective",
+        fix="every rank must call the same collectives, with equal shapes: look for 'if rank == 0', and for unequal "
+        "numbers of batches",
+        certain=False,
+        source="allranks' record of how ranks exited",
+    ),
+    never(
         "rank-missing",
         "a rank did not come to a barrier[: {ranks}]",
         r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier",
