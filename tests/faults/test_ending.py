@@ -329,6 +329,7 @@ def test_a_setup_that_ends_gives_its_own_exit_code(allranks, watch, line: str, c
     done = allranks("run")
     assert (done.rc, done.stdout) == (code, "")
     assert f"error: {watch.run.name} FAILED: {what}\n" in done.stderr
+    assert "\n  fix: correct that line, and run the job again\n" in done.stderr
     status = watch.status()
     assert (status["state"], status["exit_code"], status["reason"]) == ("FAILED", code, what)
 
