@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from allranks.runtime.data import make_evaluation_loader, make_loader
     from allranks.runtime.metrics import Metrics
     from allranks.runtime.model import accumulate_block, autocast_block, run_backward
-    from allranks.runtime.model.managed_optimizer import Scaler
-    from allranks.runtime.model.optimizer import make_optimizer
+    from allranks.runtime.model.optimizer import Scaler, make_optimizer
     from allranks.runtime.model.prepare import prepare_model
     from allranks.runtime.rendezvous import Membership
     from allranks.runtime.trackers import Tracker, TrackerGroup
@@ -278,7 +277,7 @@ class Context:
     @cached_property
     def scaler(self) -> Scaler:
         """The gradient scaler, a ``torch.amp.GradScaler``: active with ``precision="fp16"`` only."""
-        from allranks.runtime.model.managed_optimizer import Scaler
+        from allranks.runtime.model.optimizer import Scaler
 
         return Scaler(self.device.type, enabled=self.precision == "fp16")
 

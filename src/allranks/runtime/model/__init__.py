@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from allranks.errors import RankError
 from allranks.runtime.model.accumulation import Accumulation, weight
 from allranks.runtime.model.flat_gradients import unwrap
-from allranks.runtime.model.managed_optimizer import Managed
+from allranks.runtime.model.optimizer import Managed
 from allranks.runtime.model.wrappers import DTYPES
 from allranks.runtime.steptime import COMPUTE
 
