@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from allranks.errors import RankError
 from allranks.record.checkpoints import Chunk, TensorEntry
 from allranks.runtime.checkpoint.restore import read_box, read_tensor
-from allranks.runtime.checkpoint.snapshot import ALIGNMENT, choose_writers, make_layout
+from allranks.runtime.checkpoint.state import ALIGNMENT, choose_writers, make_layout
 
 SHAPES = st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=8)
 
