@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from allranks.runtime.checkpoint.checkpointer import make_checkpointer
     from allranks.runtime.data import make_evaluation_loader, make_loader
     from allranks.runtime.metrics import Metrics
-    from allranks.runtime.model import accumulate_block, autocast_block, run_backward
+    from allranks.runtime.model.backward import accumulate_block, autocast_block, run_backward
     from allranks.runtime.model.optimizer import Scaler, make_optimizer
     from allranks.runtime.model.prepare import prepare_model
     from allranks.runtime.rendezvous import Membership
@@ -213,9 +213,9 @@ class Context:
         evaluation_loader = _Elsewhere("data:make_evaluation_loader")
         prepare = _Elsewhere("model.prepare:prepare_model")
         optimizer = _Elsewhere("model.optimizer:make_optimizer")
-        autocast = _Elsewhere("model:autocast_block")
-        backward = _Elsewhere("model:run_backward")
-        accumulate = _Elsewhere("model:accumulate_block")
+        autocast = _Elsewhere("model.backward:autocast_block")
+        backward = _Elsewhere("model.backward:run_backward")
+        accumulate = _Elsewhere("model.backward:accumulate_block")
         checkpoints = _Elsewhere("checkpoint.checkpointer:make_checkpointer")
 
         def __getattr__(self, name: str) -> Any:
@@ -270,7 +270,7 @@ class Context:
         Args:
             model: the result of :meth:`prepare`.
         """
-        from allranks.runtime.model import unwrap
+        from allranks.runtime.model.flat_gradients import unwrap
 
         return unwrap(model)
 

@@ -16,7 +16,7 @@ from torch.optim import Adam, AdamW
 from allranks.errors import RankError
 from allranks.runtime import log
 from allranks.runtime.call_errors import meant_by, refused, scale_factor
-from allranks.runtime.model.accumulation import Accumulation, weight
+from allranks.runtime.model.backward import Accumulation, weight
 from allranks.runtime.model.flat_gradients import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained, unused
 from allranks.runtime.progress import advance
