@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from allranks.runtime.checkpoint.checkpointer import make_checkpointer
     from allranks.runtime.data import make_evaluation_loader, make_loader
     from allranks.runtime.metrics import Metrics
-    from allranks.runtime.model import accumulate_block, autocast_block, run_backward
-    from allranks.runtime.model.managed_optimizer import Scaler
-    from allranks.runtime.model.optimizer import make_optimizer
+    from allranks.runtime.model.backward import accumulate_block, autocast_block, run_backward
+    from allranks.runtime.model.optimizer import Scaler, make_optimizer
     from allranks.runtime.model.prepare import prepare_model
     from allranks.runtime.rendezvous import Membership
     from allranks.runtime.trackers import Tracker, TrackerGroup
@@ -214,9 +213,9 @@ class Context:
         evaluation_loader = _Elsewhere("data:make_evaluation_loader")
         prepare = _Elsewhere("model.prepare:prepare_model")
         optimizer = _Elsewhere("model.optimizer:make_optimizer")
-        autocast = _Elsewhere("model:autocast_block")
-        backward = _Elsewhere("model:run_backward")
-        accumulate = _Elsewhere("model:accumulate_block")
+        autocast = _Elsewhere("model.backward:autocast_block")
+        backward = _Elsewhere("model.backward:run_backward")
+        accumulate = _Elsewhere("model.backward:accumulate_block")
         checkpoints = _Elsewhere("checkpoint.checkpointer:make_checkpointer")
 
         def __getattr__(self, name: str) -> Any:
@@ -271,14 +270,14 @@ class Context:
         Args:
             model: the result of :meth:`prepare`.
         """
-        from allranks.runtime.model import unwrap
+        from allranks.runtime.model.flat_gradients import unwrap
 
         return unwrap(model)
 
     @cached_property
     def scaler(self) -> Scaler:
         """The gradient scaler, a ``torch.amp.GradScaler``: active with ``precision="fp16"`` only."""
-        from allranks.runtime.model.managed_optimizer import Scaler
+        from allranks.runtime.model.optimizer import Scaler
 
         return Scaler(self.device.type, enabled=self.precision == "fp16")
 

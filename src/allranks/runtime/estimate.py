@@ -292,20 +292,18 @@ def of_buckets(parameters: Iterable[Tensor], itemsize: int | None = None) -> Tra
     After the first step torch rebuilds its buckets in the order in which gradients are ready: that of the parameters,
     reversed (``Reducer::rebuild_buckets``, ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d).
     """
-    return Traffic(tuple(_buckets([*parameters], itemsize)))
-
-
-def _buckets(parameters: list[Tensor], itemsize: int | None) -> Iterator[int]:
+    messages = []
     for group in _by_type(parameters):
         limit, held, sent = FIRST_BUCKET, 0, 0
         for parameter in reversed(group):
             held += parameter.nbytes
             sent += parameter.numel() * (itemsize or parameter.element_size())
             if held >= limit:
-                yield sent
+                messages.append(sent)
                 limit, held, sent = BUCKET, 0, 0
         if held:
-            yield sent
+            messages.append(sent)
+    return Traffic(tuple(messages))
 
 
 def of_flat(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:

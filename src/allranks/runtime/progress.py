@@ -15,7 +15,7 @@ from allranks.record.steptime import Place
 from allranks.runtime.steptime import StepClock
 
 if TYPE_CHECKING:
-    from allranks.runtime.model.accumulation import Accumulation
+    from allranks.runtime.model.backward import Accumulation
 
 _BYTES = 8
 _counter = memoryview(bytearray(_BYTES)).cast("Q")

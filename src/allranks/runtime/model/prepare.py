@@ -10,7 +10,7 @@ from torch import nn
 
 from allranks.errors import RankError
 from allranks.runtime.model.flat_gradients import Flat
-from allranks.runtime.model.managed_optimizer import mark
+from allranks.runtime.model.optimizer import mark
 from allranks.runtime.model.wrappers import DTYPES, Buckets, copy_from_first, matching, shard_model, trained
 
 if TYPE_CHECKING:

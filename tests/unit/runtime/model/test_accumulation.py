@@ -7,7 +7,7 @@ import torch
 from small_training import batch, net
 
 from allranks.errors import RankError
-from allranks.runtime.model.accumulation import weight
+from allranks.runtime.model.backward import weight
 from allranks.runtime.progress import Progress
 
 

@@ -43,7 +43,7 @@ def whole(n):
     return {name: p.grad for name, p in model.named_parameters()}
 
 def worst(model, expected):
-    from allranks.runtime.model import unwrap
+    from allranks.runtime.model.flat_gradients import unwrap
     full = lambda grad: grad.full_tensor() if hasattr(grad, "full_tensor") else grad
     return max((full(p.grad) - expected[name]).abs().max().item() for name, p in unwrap(model).named_parameters())
 

@@ -146,7 +146,7 @@ with allranks.init(precision="fp32") as ctx:
     torch.optim.AdamW(reference.parameters(), lr=0.1).step()
     apart = max((full(a) - b).abs().max().item()
                 for a, b in zip(model.parameters(), reference.parameters(), strict=True))
-    from allranks.runtime.model import unwrap
+    from allranks.runtime.model.flat_gradients import unwrap
     tell(worst=worst, apart=apart, quiet=quiet, local=list(model[0].a.weight.to_local().shape),
          same=unwrap(model) is module, fused=optimizer.param_groups[0]["fused"])
 """
