@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.checks.registry import all_checks
-from allranks.cli.integration import job_schema
 from allranks.cli.main import VERBS, cli
+from allranks.cli.schema import job_schema
 from allranks.convert.convert import drafts_of
 from allranks.convert.write import job_text, together
 from allranks.diagnosis.rules import RULES

@@ -21,7 +21,7 @@ NOBODY = 65534
 #: Becomes another user once all is imported that it may have no right to read then.
 AS_NOBODY = f"""\
 import os, sys
-import allranks.cli.manage, allranks.cli.run, allranks.cli.status, allranks.launch.refresh
+import allranks.cli.cancel, allranks.cli.ps, allranks.cli.resume, allranks.cli.status, allranks.launch.refresh
 import allranks.cli.failure, allranks.clusters.local, allranks.launch.submit, encodings.idna
 from allranks.cli.main import main
 os.setgroups([])

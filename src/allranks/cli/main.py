@@ -12,7 +12,7 @@ from allranks import __version__
 from allranks.cli import render
 from allranks.errors import AllranksError, UsageError
 
-#: Verbs in the order of the help, by group.
+#: Verbs in the order of the help, by group. Each is a module of this package, imported when it is used.
 GROUPS = {
     "Run a job": {
         "init": "Write a commented job.yaml and a train.py to start from.",
@@ -52,16 +52,6 @@ GROUPS = {
     },
 }
 VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
-#: Modules of several verbs, each a function of its name. Of others the module has the name, and its function is
-#: ``command``. All are imported when they are used.
-SHARED = {
-    "resume": "run",
-    **dict.fromkeys(("cancel", "ps", "prune"), "manage"),
-    **dict.fromkeys(("stacks", "top", "watch"), "running"),
-    **dict.fromkeys(("metrics", "report"), "exports"),
-    **dict.fromkeys(("shell", "node"), "nodes"),
-    **dict.fromkeys(("schema", "completion"), "integration"),
-}
 _EPILOG = "allranks COMMAND --help describes a command and its options."
 
 #: Words of other tools that mean exactly the same.
@@ -93,8 +83,7 @@ class Verbs(click.Group):
         """Import and return a verb."""
         if cmd_name not in VERBS:
             return None
-        module = import_module(f"allranks.cli.{SHARED.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, cmd_name if cmd_name in SHARED else "command")
+        command: click.Command = import_module(f"allranks.cli.{cmd_name}").command
         return command
 
     def resolve_command(

@@ -56,7 +56,7 @@ def command(
         _show_sources(loaded, as_json)
         return 0
     if per_node:
-        from allranks.cli.nodes import per_node_lines  # With it come two more verbs.
+        from allranks.cli.node import per_node_lines  # With it come two more verbs.
 
         found = per_node_lines(ctx, values, loaded, kind_for(loaded, os.environ))
         if as_json:

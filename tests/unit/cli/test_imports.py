@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cli.main import SHARED, VERBS
+from allranks.cli.main import VERBS
 
 PROGRAM = """\
 import json, sys
@@ -50,7 +50,7 @@ def test_a_plan_brings_no_other_verb(allranks_env):
     code = (
         "import sys, allranks.cli.plan; print([verb for verb in sys.argv[1:] if f'allranks.cli.{verb}' in sys.modules])"
     )
-    command = [sys.executable, "-c", code, *VERBS, *SHARED.values()]
+    command = [sys.executable, "-c", code, *VERBS]
     assert subprocess.run(command, env=allranks_env, capture_output=True, text=True, check=True).stdout == "['plan']\n"
 
 

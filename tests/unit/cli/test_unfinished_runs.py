@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.cli import logs, manage, render, runs
+from allranks.cli import cancel, logs, render, runs
 from allranks.clusters.local_agent import identify
 from allranks.errors import UsageError
 from allranks.record.files import write_json
@@ -63,12 +63,12 @@ def test_cancel_takes_the_only_one_and_refuses_to_choose(add: Adder) -> None:
     second = add("second")
     add("ended", State.FAILED)
     with pytest.raises(UsageError) as refused:
-        manage.cancel.main([], standalone_mode=False)
+        cancel.command.main([], standalone_mode=False)
     said = ("2 runs have not ended: second, first", "allranks cancel second")
     assert (refused.value.what, refused.value.fix) == said
     assert [run.record.id for run in runs.unfinished(None)] == ["second", "first", "far"]  # Nothing was cancelled.
     second.with_status(Status(State.SUCCEEDED))
-    assert manage.cancel.main([], standalone_mode=False) == 0
+    assert cancel.command.main([], standalone_mode=False) == 0
     assert load(first.folder).record.status.state is State.CANCELLED
     assert [run.record.id for run in runs.unfinished(None)] == ["far"]
 

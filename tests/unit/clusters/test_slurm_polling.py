@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from slurm_recorded import text_of
 
-from allranks.cli import logs, render, running
+from allranks.cli import logs, render, top
 from allranks.clusters.batch.cluster import SubmittedJob
 from allranks.clusters.slurm import SlurmCluster
 from allranks.launch.refresh import observed
@@ -232,10 +232,10 @@ def test_top_asks_as_seldom(controller: Controller, run: Run, monkeypatch: pytes
                 controller.says("completed")
                 (run.folder / "attempts/000/exit").write_text("0\n")
 
-    monkeypatch.setattr(running, "time", SimpleNamespace(sleep=lambda _: None, time=time.time))
+    monkeypatch.setattr(top, "time", SimpleNamespace(sleep=lambda _: None, time=time.time))
     monkeypatch.setattr(render, "is_lively", lambda _: True)
     monkeypatch.setattr(render, "frames", frames)
-    assert running.top.main([str(run.folder)], standalone_mode=False) == 0
+    assert top.command.main([str(run.folder)], standalone_mode=False) == 0
     assert (len(shown), controller.asked) == (10, 2)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.cli.init import SCRIPT_TEMPLATE
-from allranks.cli.integration import job_schema
+from allranks.cli.schema import job_schema
 from allranks.job.load import load_job
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
 from allranks.job.sources import GivenValue, Layer, ValueSource, merge, nested

@@ -1,7 +1,9 @@
-"""Verbs for editors and shells: ``allranks schema`` and ``completion``."""
+"""``allranks schema``: the JSON Schema of the job file."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +15,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @click.command("schema")
-def schema() -> int:
+def command() -> int:
     """Print the JSON Schema of the job file, for editors."""
     render.as_json(job_schema())
     return 0
@@ -21,8 +23,6 @@ def schema() -> int:
 
 def job_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a job file, as plain data."""
-    import inspect
-
     from allranks.job import spec
 
     schema = spec.Job.model_json_schema()
@@ -54,8 +54,6 @@ def _property(found: dict[str, Any], description: str) -> dict[str, Any]:
 
 def _docstrings(source: str) -> dict[tuple[str, str], str]:
     """Return the texts below the fields of classes by class and field, each as one line."""
-    import ast
-
     found = {}
     for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef):
@@ -66,24 +64,3 @@ def _docstrings(source: str) -> dict[tuple[str, str], str]:
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 found[node.name, statement.target.id] = " ".join(str(after.value.value).split())
     return found
-
-
-_HOW = {
-    "bash": 'eval "$(allranks completion bash)"   # in ~/.bashrc',
-    "zsh": 'eval "$(allranks completion zsh)"    # in ~/.zshrc',
-    "fish": "allranks completion fish > ~/.config/fish/completions/allranks.fish",
-}
-
-
-@click.command("completion")
-@click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(list(_HOW)))
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> int:
-    """Print the completion for a shell."""
-    from click.shell_completion import get_completion_class
-
-    maker = get_completion_class(shell)
-    assert maker is not None
-    render.data(maker(ctx.find_root().command, {}, "allranks", "_ALLRANKS_COMPLETE").source())
-    render.talk(f"next: {_HOW[shell]}")
-    return 0

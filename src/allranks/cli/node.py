@@ -1,21 +1,20 @@
-"""Verbs that use nodes of a cluster: ``allranks shell``, ``node``; and the line to type for each node."""
+"""``allranks node``: one node of a job whose nodes are started by hand; and the line to type on each of them."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli import render
-from allranks.cli.options import JobCommand, add_options, flag_values, job_options, launch_of, load, script_args
+from allranks.cli.options import JobCommand, flag_values, job_options, launch_of, load, script_args
+from allranks.cli.run import carry_out, point_latest
 from allranks.contract import is_secret
-from allranks.errors import JobError, LaunchError, PreflightError, UsageError
+from allranks.errors import JobError, PreflightError, UsageError
 from allranks.job.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -24,52 +23,6 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.launch.submit import Launch
     from allranks.plan.plan import Plan
-
-#: Of a batch job only: a shell has no log, no tasks of an array, and a person who sees its end.
-_NOT_FOR_A_SHELL = ("scheduler.array", "scheduler.output", "scheduler.error")
-
-
-def _shell_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    options = [
-        option
-        for option in OPTIONS
-        if option.path in ("name", "cluster")
-        or (option.path.startswith(("resources.", "scheduler.")) and option.path not in _NOT_FOR_A_SHELL)
-    ]
-    return click.argument("target", metavar="[JOB.YAML]", required=False)(add_options(function, options))
-
-
-@click.command("shell", cls=JobCommand, options_metavar="[OPTIONS]")
-@_shell_options
-@click.pass_context
-def shell(ctx: click.Context, /, **values: Any) -> NoReturn:
-    """Wait for nodes of a cluster, and open a shell on the first of them.
-
-    A job file (default: job.yaml here, if there is one) and the options say what to ask for, as for allranks run;
-    in the shell, allranks run uses these nodes at once. What follows -- runs instead of the shell:
-
-    \b
-    allranks shell --on lab --nodes 2 --gpus-per-node 4 --time 1h
-    allranks shell --on lab job.yaml -- nvidia-smi
-
-    Ends with the shell's exit code, and gives the nodes back; Ctrl-C while it waits gives up.
-    """
-    from allranks.clusters.registry import kind_for
-
-    target, words = values["target"], script_args(ctx)
-    if target is not None and not target.endswith((".yaml", ".yml")):
-        raise UsageError(f"{target} is not a job file", fix=f"what runs there follows --: -- {shlex.quote(target)} ...")
-    loaded = load(ctx, values, needs_target=False)
-    kind = kind_for(loaded, os.environ)
-    asking = kind.shell_command(loaded.job, words, os.environ, terminal=sys.stdin.isatty())
-    kind.reach(os.environ)
-    render.talk(f"allranks: {shlex.join(asking)}")
-    try:
-        os.execvp(asking[0], asking)  # It takes the place of this command: its terminal, signals and exit code.
-    except OSError as error:
-        fix = f"run this where {asking[0]} is in PATH, such as the cluster's login node"
-        raise LaunchError(f"{asking[0]} cannot be started", why=error.strerror, fix=fix) from error
-
 
 #: What each node's line gives itself, or what the nodes do not need.
 _GIVEN = (
@@ -82,7 +35,7 @@ _GIVEN = (
 @job_options
 @click.option("--node-rank", type=int, metavar="N", help="Which node this one is, counted from 0.")
 @click.pass_context
-def node(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
+def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
     """Run one node of a job here; the others are started by hand in the same way.
 
     Typed on each node, alike but for --node-rank. The first node, of rank 0, is where all meet:
@@ -94,7 +47,6 @@ def node(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
     --master-port is 29500 unless given, and must be free on the first node. Each node keeps a record
     of its own in ./runs. TARGET, the other options and the exit codes are those of allranks run.
     """
-    from allranks.cli.run import carry_out, point_latest
     from allranks.clusters.registry import load_kind
     from allranks.launch import submit as launching
 
