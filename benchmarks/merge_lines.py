@@ -52,10 +52,12 @@ BAR = 3.5
 #: Set on some machines, and then each line is a system call of its own and nothing else is measured.
 UNSET = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 STREAMS = ("out", "err")
+#: What a pipe holds. To ask for more costs the reader, who shares the CPUs, a new piece of memory for each read.
+PIPE = 1 << 16
 
 
 def drain(descriptor: int) -> None:
-    while os.read(descriptor, 1 << 20):
+    while os.read(descriptor, PIPE):
         pass
 
 
@@ -78,7 +80,7 @@ def timed(command: list[str], folder: Path, ranks: int) -> tuple[float, float]:
 def count_lines(descriptor: int) -> tuple[int, float]:
     """Read to the end; return how many lines there were, and when the last one came."""
     lines, last = 0, 0.0
-    while block := os.read(descriptor, 1 << 20):
+    while block := os.read(descriptor, PIPE):
         lines, last = lines + block.count(b"\n"), time.time()
     return lines, last
 

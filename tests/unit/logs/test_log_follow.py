@@ -74,4 +74,4 @@ def test_a_log_that_was_cut_short_is_read_from_its_start_in_a_hurry(attempt: Fak
 def test_of_a_long_log_the_end_is_read_in_a_hurry(attempt: FakeAttempt) -> None:
     attempt.play((0, b"first\n" + b"x" * (2 << 20) + b"\nlast\n"), 500)
     attempt.merged(hurries=100).finish()
-    assert attempt.shown() == b"[0] " + b"x" * ((1 << 20) - len("\nlast\n")) + b"\n[0] last\n"
+    assert attempt.shown() == b"[0] " + b"x" * ((1 << 18) - len("\nlast\n")) + b"\n[0] last\n"
