@@ -22,6 +22,11 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
             f'    --nnodes=2\n    {_MEET}\n)\nsrun torchrun "${{ARGS[@]}}" train.py\n',
             id="a comment among the words of an array",
         ),
+        pytest.param(f"{_ONE}printf '=%.0s' {{1..70}}\n{_ALONE}\n", id="a quoted argument that starts with ="),
+        pytest.param(
+            f"{_ONE.replace('per-node=1', 'per-node=4')}#SBATCH --ntasks=1\nsrun {_ALONE}\n",
+            id="one task, and the most for each node",
+        ),
         pytest.param(
             f"{_ONE}{_ALONE} | tee log.txt\npython evaluate.py\n", id="an exit code that pipefail would not save"
         ),

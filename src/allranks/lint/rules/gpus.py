@@ -94,11 +94,16 @@ def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN} --nproc-per-node, default 1",
 )
 def _idle_gpus(view: View) -> Iterator[Found]:
-    for launch in view.launches if len(view.launches) == 1 else ():
-        gpus = _gpus(view, launch) if launch.tasks_per_node == 1 and not launch.command.context.loops else None
+    idle = []
+    for launch in view.launches:
+        context = launch.command.context
+        is_beside = bool(context.loops) or (context.is_background and len(view.launches) > 1)
+        gpus = _gpus(view, launch) if launch.tasks_per_node == 1 and not is_beside else None
         is_total = launch.name == "accelerate" and launch.call.number("--num-processes") == gpus  # That is AR117.
-        if launch.nproc and gpus and launch.nproc < gpus and not is_total and not _uses_all(view, launch):
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
+        if not launch.nproc or not gpus or launch.nproc >= gpus or is_total or _uses_all(view, launch):
+            return  # One that needs all GPUs, or may run beside others.
+        idle.append(Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus}))
+    yield from idle[:1]
 
 
 def _uses_all(view: View, launch: Launch) -> bool:

@@ -19,6 +19,10 @@ _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
 #: Patterns in the name of a log that stand for the number of the job.
 _OF_JOB = re.compile("%[jJA]")
+#: The directory that a job is submitted from, most often, at the start of a path.
+_OF_PROJECT = re.compile(
+    r"^\$(?:PWD|\w*(?:SUBMIT|ROOT|REPO|PROJECT|WORK|BASE|CODE)\w*|\(.*(?:pwd|rev-parse --show-toplevel)\))/"
+)
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
 #: Names that Grid Engine replaces in a path, whatever follows them.
 _PATTERNS_GE = ("HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID")
@@ -159,7 +163,7 @@ def _no_limit(view: View) -> Iterator[Found]:
 def _made(view: View) -> set[str]:
     """Return the directories that the script makes, with those above them."""
     words = (word.shown for command in view.script.named("mkdir") for word in command.args)
-    folders = [PurePath(word.removeprefix("$SLURM_SUBMIT_DIR/")) for word in words if word[:1] not in ("", "-", "/")]
+    folders = [PurePath(_OF_PROJECT.sub("", word)) for word in words if word[:1] not in ("", "-", "/")]
     return {str(each) for folder in folders for each in (folder, *folder.parents) if each.parts}
 
 

@@ -33,9 +33,9 @@ _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 )
 def _spaced_assignment(view: View) -> Iterator[Found]:
     for command in view.script.commands:
-        value = command.args[0].prefix if command.args else ""
+        value = command.args[0] if command.args else None
         is_name = command.name.isidentifier() and command.words[0].value == command.name
-        if is_name and re.match(r"=(?!=)", value):
+        if is_name and value and not value.parts[0].quote and re.match(r"=(?!=)", value.prefix):
             yield Found(command.at, {"name": command.name})
 
 
