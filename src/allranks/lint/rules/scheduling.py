@@ -19,6 +19,10 @@ _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
 #: Patterns in the name of a log that stand for the number of the job.
 _OF_JOB = re.compile("%[jJA]")
+#: How a bash script finds its own directory, and what says that it knows of the other one.
+_OF_SCRIPT = re.compile(r"dirname[^)]*(?:BASH_SOURCE|\$\{?0)")
+_SUBMITTED_FROM = {"slurm": "SLURM_SUBMIT_DIR", "pbs": "PBS_O_WORKDIR", "grid_engine": "SGE_O_WORKDIR"}
+_KNOWS = re.compile(rb"_SUBMIT_DIR|_O_WORKDIR|scontrol show job")
 #: The directory that a job is submitted from, most often, at the start of a path.
 _OF_PROJECT = re.compile(
     r"^\$(?:PWD|\w*(?:SUBMIT|ROOT|REPO|PROJECT|WORK|BASE|CODE)\w*|\(.*(?:pwd|rev-parse --show-toplevel)\))/"
@@ -401,3 +405,23 @@ def _docker_terminal(view: View) -> Iterator[Found]:
         flags = "".join(word[1:] for word in command.values if re.fullmatch(r"-[dit]+", word))
         if command.first in ("run", "exec") and {"i", "t"} <= set(flags) and not has_terminal:
             yield Found(command.at, {"verb": command.first})
+
+
+@fatal(
+    "AR434 directory-of-the-copied-script",
+    "the scheduler runs a copy of this script in its spool directory: {used} is there, and not in yours",
+    fix="${variable}, from where you submit it",
+    source="slurm.schedmd.com/faq.html; qsub(1B), PBS_O_WORKDIR; qsub(1), SGE_O_WORKDIR",
+)
+def _spooled(view: View) -> Iterator[Found]:
+    script = view.script
+    if script.kind == "plain" or _KNOWS.search(script.text.data):
+        return
+    started = [(launch.command, launch.call.rest[:1]) for launch in view.launches]
+    entered = [(command, command.args) for command in script.named("cd") if not command.context.is_substitution]
+    for command, words in entered + started:
+        around = command.context
+        if words and not around.level and not around.is_conditional and _OF_SCRIPT.search(words[0].shown):
+            used = "the directory that cd changes to" if command.name == "cd" else "the training script"
+            yield Found(words[0].at, {"used": used, "variable": _SUBMITTED_FROM[script.kind]})
+            return

@@ -16,6 +16,8 @@ _FOR_RANKS = re.compile(
     r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|OMP_NUM_THREADS|(?:NCCL|TORCH_NCCL|GLOO|HF|WANDB)_\w+"
 )
 _SET_BY_TORCHRUN = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}
+#: Files and commands that set up a shell, and no variables of a job.
+_SETS_UP = re.compile(r"/activate$|^activate$|conda|mamba|/etc/|\.bashrc$|\.bash_profile$|\.profile$|lmod|/modules/")
 #: Unused variables of a file that lists settings for others.
 _MANY = 100
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
@@ -43,6 +45,12 @@ def _not_exported(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name}, (Edit(assignment.at, assignment.at, b"export "),))
 
 
+def _may_set_more(view: View) -> bool:
+    """Return whether the script runs lines that may set variables of its own: not an environment's, nor a profile."""
+    commands = view.script.named("source", ".", "eval")
+    return any(not _SETS_UP.search(word.shown) for command in commands for word in command.args[:1])
+
+
 @likely(
     "AR212 misspelled-variable",
     "${name} is never set here, and {meant} is set and never used",
@@ -51,8 +59,8 @@ def _not_exported(view: View) -> Iterator[Found]:
 )
 def _misspelled(view: View) -> Iterator[Found]:
     script = view.script
-    if any(script.named("source", ".", "eval")):
-        return  # What they set is not known.
+    if _may_set_more(view):
+        return
     assigned = {assignment.name for assignment in script.assignments}
     unused = [name for name in assigned - script.used - script.exported if len(name) > 4]
     if len(unused) > _MANY:
@@ -78,8 +86,8 @@ def _misspelled(view: View) -> Iterator[Found]:
 def _no_such_variable(view: View) -> Iterator[Found]:
     script = view.script
     odd = [use for use in script.uses if use.name.startswith(("SLURM_", "PBS_")) and use.name not in VARIABLES]
-    if not odd or any(script.named("source", ".", "eval")):
-        return  # What they set is not known.
+    if not odd or _may_set_more(view):
+        return
     for use in odd:
         meant = WITHOUT_BARS.get(use.name.replace("_", "")) or next(iter(_near(use.name)), "")
         if meant and not use.has_default and not script.sets(use.name) and not view.is_printed(use.at):
