@@ -419,9 +419,13 @@ def _spooled(view: View) -> Iterator[Found]:
         return
     started = [(launch.command, launch.call.rest[:1]) for launch in view.launches]
     entered = [(command, command.args) for command in script.named("cd") if not command.context.is_substitution]
+    own = _OF_SCRIPT
+    for assignment in script.assignments:
+        if own.search("".join(part.shown for part in assignment.parts or ())):
+            own = re.compile(rf"{own.pattern}|\$\{{?{assignment.name}\b")
     for command, words in entered + started:
         around = command.context
-        if words and not around.level and not around.is_conditional and _OF_SCRIPT.search(words[0].shown):
+        if words and not around.level and not around.is_conditional and own.search(words[0].shown):
             used = "the directory that cd changes to" if command.name == "cd" else "the training script"
             yield Found(words[0].at, {"used": used, "variable": _SUBMITTED_FROM[script.kind]})
             return
