@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _NODES = "option_resources__nodes"
 _DEFAULT_DISK = 1e9
+#: Fewer parameters were meant to be millions or billions.
+_FEWEST = 1000
 
 
 class _Choice(click.Choice[str]):
@@ -115,6 +117,9 @@ def command(
     held = _parsed("--activations", activations, _size)
     speed = _parsed("--disk", disk, parse_rate) or _DEFAULT_DISK
     count = _parsed("--parameters", parameters, parse_number)
+    if count is not None and count < _FEWEST:
+        why = f"a model of {count} parameters needs no estimate"
+        raise UsageError(f"invalid --parameters: {parameters!r}", why=why, fix=f"write {count}B or {count}M")
     networks = [named(each) for each in network]
     if len([each for each in networks if each.place == "both"]) > 1:
         raise UsageError("--network: two rates", why="a rate is for any place", fix="name one: --network NVLink4")

@@ -96,6 +96,7 @@ _NOT_HERE = {
     ("why", "--rank"): "leave it out: why finds the rank that failed first; allranks logs --rank N shows one rank",
     ("schema", "--json"): "leave it out: a schema is JSON",
     ("run", "--dry-run"): "allranks plan shows what would be executed, and starts nothing",
+    ("ps", "--since"): "ps lists the newest 20 runs: -n 50 lists more; logs --since 1h shows the last hour of a run",
     ("ps", "--on"): "leave it out: the runs of all clusters are listed",
     **dict.fromkeys((("ps", "--watch"), ("ps", "-w")), "allranks watch --all"),
     **dict.fromkeys((("status", "--watch"), ("status", "-w")), "allranks watch"),
