@@ -18,7 +18,8 @@ from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
 from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, SaveSchedule, check_keep, parse_time
-from allranks.runtime.checkpoint.state import Snapshots, StatePart, is_sharded
+from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
+from allranks.runtime.checkpoint.state import StatePart
 from allranks.runtime.progress import advance
 from allranks.runtime.steptime import CHECKPOINT
 

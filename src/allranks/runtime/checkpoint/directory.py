@@ -37,7 +37,8 @@ from allranks.system import schedulers
 
 if TYPE_CHECKING:
     from allranks.runtime.checkpoint.saving import Written
-    from allranks.runtime.checkpoint.state import Snapshot, StatePart
+    from allranks.runtime.checkpoint.snapshot import Snapshot
+    from allranks.runtime.checkpoint.state import StatePart
     from allranks.runtime.context import Context
 
 

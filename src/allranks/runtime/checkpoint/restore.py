@@ -27,7 +27,8 @@ from allranks.record.checkpoints import (
     read_tensors,
 )
 from allranks.runtime import log
-from allranks.runtime.checkpoint.state import PLACEHOLDER, StatePart, box, is_sharded, join, names_in
+from allranks.runtime.checkpoint.snapshot import box, is_sharded
+from allranks.runtime.checkpoint.state import PLACEHOLDER, StatePart, join, names_in
 from allranks.runtime.seed import hashed, restore_random, seed_all
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ START = """
 import os, signal, sys
 import allranks, torch
 from torch import nn
-from allranks.runtime.checkpoint import restore, state
-restore._TOGETHER = state.LEAST_SHARE = int(os.environ.get("LEAST_SHARE", 64 << 20))
+from allranks.runtime.checkpoint import restore, snapshot
+restore._TOGETHER = snapshot.LEAST_SHARE = int(os.environ.get("LEAST_SHARE", 64 << 20))
 
 def digest(state):
     return [round(float(t.double().sum()), 9) for t in state.values()]
