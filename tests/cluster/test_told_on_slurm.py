@@ -30,7 +30,7 @@ SET_UPS = {
         "runs/{run}/slurm-{job}.out",
         4,
         "on node02: line 2 of environment.node_setup failed: exit 4",
-        "  why: no scratch",
+        "  why: no scratch\n  fix: correct that line, and run the job again",
     ),
     "on all nodes": (
         "environment: {venv: /nowhere}",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type, verdict_of
@@ -12,12 +10,11 @@ from allranks.errors import AllranksError, LaunchError
 from allranks.launch.verdict import reported_by_agent, resumes_from
 from allranks.runs.agents import reported_by_all, task_name
 from allranks.runs.blame import rank_log, with_cause
+from allranks.runs.excerpts import FAILED_LINE
 from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
-#: The reason of a run whose set-up failed.
-_IN_SETUP = re.compile(r"line \d+ of .* failed: ")
 #: Exit codes above it are those of signals.
 _SIGNALLED = 128
 
@@ -90,6 +87,6 @@ def _of_cluster(run: Run) -> AllranksError:
         if not any(any(attempt.glob(logs)) for attempt in (run.attempt_folder, *run.tasks)):
             what += " before any rank had started"
     why = "; ".join(said.causes)[:500] or None
-    of_setup = "correct that line, and run the job again" if _IN_SETUP.match(status.reason or "") else None
+    of_setup = "correct that line, and run the job again" if FAILED_LINE.match(status.reason or "") else None
     fix = _advice(run) or said.fix.format(run=name_to_type(run)) or of_setup
     return LaunchError(what, why=why, fix=fix, see=render.path(said.log) if said.log else None)

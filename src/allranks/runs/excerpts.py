@@ -19,6 +19,8 @@ NOISE = re.compile(r"Terminated$|(?:allranks: )?(?:node \d+: )?[A-Z_]+=\S*: |all
 #: The message of a script about a failed line of the set-up: see plan/script.py.
 _FAILED = re.compile(r"allranks: (.*) failed with exit code (\d+) \((.*), line (\d+)(?:, on (\S+))?\)")
 _NOT_THERE = re.compile(r"allranks: (environment\.\w+: there is no [^;]+); (.+)")
+#: What SetupFailure.what says of such a line.
+FAILED_LINE = re.compile(r"(?:on \S+: )?line \d+ of .* failed: ")
 _KEY = re.compile(r"# environment\.\w+$")
 #: A line of an agent's log about a variable that it set.
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
