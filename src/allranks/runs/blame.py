@@ -18,16 +18,15 @@ from allranks.runs import record
 from allranks.runs.status import State, Status
 from allranks.system.processes import rank_ended
 
-#: Errors of ranks whose peer died (gloo, NCCL, torch's store, our runtime), and of ranks that were stopped.
-_VICTIM = re.compile(
-    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|failed to recv|NCCL communicator was aborted"
-    r"|remote process exited|ncclRemoteError|Watchdog caught collective|Timed out waiting|wait timeout after"
-    r"|rank 0 ended while rank|killed by signal: Terminated|KeyboardInterrupt"
-)
-#: Those of a collective that another rank does not take part in.
-_ALONE = re.compile(
+#: Errors in a collective that another rank does not take part in.
+_ALONE = (
     r"Connection closed by peer \[|remote process exited|ncclRemoteError|Watchdog caught collective|failed to recv"
     r"|Timed out waiting \d+ ?ms"
+)
+#: Errors of ranks whose peer died (gloo, NCCL, torch's store, our runtime), and of ranks that were stopped.
+_VICTIM = re.compile(
+    rf"{_ALONE}|[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|NCCL communicator was aborted"
+    r"|Timed out waiting|wait timeout after|rank 0 ended while rank|killed by signal: Terminated|KeyboardInterrupt"
 )
 _STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
@@ -97,21 +96,20 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int 
         if others:
             first = min(others, key=lambda end: end.time)
             status, cause = replace(status, rank=first.rank, reason=_reason(first, attempt)), first.cause
-        elif _ALONE.search(cause):
-            cause = _why_alone(first, ends) or cause
+        elif re.search(_ALONE, cause):
+            cause = _why_alone(first, cause, ends)
     is_killed = first.code == -signal.SIGKILL if first else status.exit_code == 128 + signal.SIGKILL
     if is_killed:  # A rank killed for its memory use leaves no error.
         cause = _why_killed(first) + (f"; its last words: {cause}" if cause else "")
     return replace(status, cause=cause)
 
 
-def _why_alone(first: _End, ends: list[_End]) -> str | None:
-    """Return the cause if another rank had finished its script while this one was in a collective; else None."""
+def _why_alone(first: _End, cause: str, ends: list[_End]) -> str:
+    """Name the rank that had finished its script while this one was in a collective; else return the cause as it is."""
     done = [end for end in ends if end.code == 0 and end.time < first.time]
     if not done:
-        return None
-    place = re.search(r" \([^()]*:\d+\)$", first.cause or "")
-    rank = min(done, key=lambda end: end.time).rank
+        return cause
+    rank, place = min(done, key=lambda end: end.time).rank, re.search(r" \([^()]*:\d+\)$", cause)
     return f"rank {rank} exited with code 0 while rank {first.rank} was in a collective{place[0] if place else ''}"
 
 
