@@ -149,8 +149,8 @@ def _slurm(script: Script) -> Resources:
     total = gpus_in(script.option("gpus"))
     if gpus is None and total and nodes and total % nodes == 0:
         gpus = total // nodes
-    if per_node is None and tasks and nodes and tasks % nodes == 0:
-        per_node = tasks // nodes
+    if tasks and nodes and (per_node is None or tasks < nodes * per_node):  # --ntasks wins: the other is a limit.
+        per_node = tasks // nodes if tasks % nodes == 0 else None
     per_task = gpus_in(script.option("gpus-per-task"))
     if gpus is None and per_task and (per_node or tasks is None):
         gpus = per_task * (per_node or 1)

@@ -186,9 +186,7 @@ def _srun_tasks(call: Call, script: Script, resources: Resources) -> tuple[int |
         return (nodes, 1) if call.get("--nodes") else (None, None)
     if call.get("--nodes") and nodes != resources.nodes:
         return None, resources.tasks_per_node
-    tasks, per_node = resources.tasks, resources.tasks_per_node
-    if per_node is None and tasks is None:
+    per_node = resources.tasks_per_node
+    if per_node is None and resources.tasks is None:
         per_node = 1
-    if tasks is not None and nodes and per_node and tasks < nodes * per_node:  # --ntasks wins: the other is a limit.
-        return tasks, tasks // nodes if tasks % nodes == 0 else None
-    return (nodes * per_node if nodes and per_node else tasks), per_node
+    return (nodes * per_node if nodes and per_node else resources.tasks), per_node

@@ -34,6 +34,9 @@ HOSTILE = {
     "many commands": "srun torchrun --nnodes=2 --node-rank=$SLURM_NODEID train.py\n" * 4000,
     "many loops": "for i in 1; do " * 1000 + "done; " * 1000,
     "many variables": "".join(f"VARIABLE_{i}=1\necho $VARIABEL_{i}\n" for i in range(6000)),
+    "a directory in many variables": "#SBATCH --nodes=1\na0=$(dirname $0)\n"
+    + "".join(f"a{i}=$(cd $a{i - 1}; pwd)\n" for i in range(1, 5000)),
+    "a long name of a directory": "#SBATCH --output=logs/a.out\nmkdir $" + "ROOT" * 20000 + "-/logs\n",
     "many directives": "#!/bin/bash\n" + "#SBATCH --nodes=2 --gres=gpu:4 # " * 5000 + "\n",
     "marks of this program": 'srun bash -c "torchrun \ue0000\ue001 \ue00099\ue001"\n',
     "controls": "echo \x1b[2J\x07\u202e\n",

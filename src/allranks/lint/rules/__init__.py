@@ -20,7 +20,10 @@ FAMILIES = {
 }
 
 #: Each registers its rules.
-_MODULES = "processes gpus words variables rendezvous ports scheduling pbs network remote outcome environment habits"
+_MODULES = (
+    "processes gpus words variables rendezvous ports scheduling directories pbs network remote outcome environment "
+    "habits"
+)
 for _name in _MODULES.split():
     import_module(f"{__name__}.{_name}")
 

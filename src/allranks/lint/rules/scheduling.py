@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from pathlib import PurePath
 
 from allranks.lint.model import REMOTE, Directive
 from allranks.lint.reading import View
@@ -17,16 +16,6 @@ from allranks.lint.unwrap import SHELLS
 _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
-#: Patterns in the name of a log that stand for the number of the job.
-_OF_JOB = re.compile("%[jJA]")
-#: How a bash script finds its own directory, and what says that it knows of the other one.
-_OF_SCRIPT = re.compile(r"dirname[^)]*(?:BASH_SOURCE|\$\{?0)")
-_SUBMITTED_FROM = {"slurm": "SLURM_SUBMIT_DIR", "pbs": "PBS_O_WORKDIR", "grid_engine": "SGE_O_WORKDIR"}
-_KNOWS = re.compile(rb"_SUBMIT_DIR|_O_WORKDIR|scontrol show job")
-#: The directory that a job is submitted from, most often, at the start of a path.
-_OF_PROJECT = re.compile(
-    r"^\$(?:PWD|\w*(?:SUBMIT|ROOT|REPO|PROJECT|WORK|BASE|CODE)\w*|\(.*(?:pwd|rev-parse --show-toplevel)\))/"
-)
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
 #: Names that Grid Engine replaces in a path, whatever follows them.
 _PATTERNS_GE = ("HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID")
@@ -162,46 +151,6 @@ def _no_limit(view: View) -> Iterator[Found]:
     }[script.kind]
     if not has_limit:
         yield Found(script.directives[0].at, {"option": option})
-
-
-def _made(view: View) -> set[str]:
-    """Return the directories that the script makes, with those above them."""
-    words = (word.shown for command in view.script.named("mkdir") for word in command.args)
-    folders = [PurePath(_OF_PROJECT.sub("", word)) for word in words if word[:1] not in ("", "-", "/")]
-    return {str(each) for folder in folders for each in (folder, *folder.parents) if each.parts}
-
-
-def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
-    """Return the directives that name a log in a directory, with that."""
-    return [(each, each.value.rpartition("/")[0]) for each in view.script.options(*names) if "/" in each.value]
-
-
-@likely(
-    "AR408 log-directory-made-too-late",
-    "the scheduler opens its log before this script runs, and {directory} is not there then: the job fails without a "
-    "word",
-    fix="create it before sbatch, with no number of the job in its name",
-    source=f"{SBATCH} --output",
-    versions="Slurm before 23.02",
-)
-def _late_directory(view: View) -> Iterator[Found]:
-    for directive, folder in _log_folders(view, "output", "error"):
-        if folder.removeprefix("./") in _made(view) or _OF_JOB.search(folder):
-            yield Found(directive.value_at, {"directory": folder})
-
-
-@hint(
-    "AR409 log-directory",
-    "where {directory} does not exist the job fails without a word",
-    fix="create it before sbatch",
-    source=f"{SBATCH} --output",
-    versions="Slurm before 23.02",
-)
-def _directory(view: View) -> Iterator[Found]:
-    for directive, folder in _log_folders(view, "output")[-1:]:
-        is_there = folder.startswith("/") or folder in (".", "..") or folder.removeprefix("./") in _made(view)
-        if not is_there and not _OF_JOB.search(folder):  # That is AR408.
-            yield Found(directive.value_at, {"directory": folder})
 
 
 @likely(
@@ -405,27 +354,3 @@ def _docker_terminal(view: View) -> Iterator[Found]:
         flags = "".join(word[1:] for word in command.values if re.fullmatch(r"-[dit]+", word))
         if command.first in ("run", "exec") and {"i", "t"} <= set(flags) and not has_terminal:
             yield Found(command.at, {"verb": command.first})
-
-
-@fatal(
-    "AR434 directory-of-the-copied-script",
-    "the scheduler runs a copy of this script in its spool directory: {used} is there, and not in yours",
-    fix="${variable}, from where you submit it",
-    source="slurm.schedmd.com/faq.html; qsub(1B), PBS_O_WORKDIR; qsub(1), SGE_O_WORKDIR",
-)
-def _spooled(view: View) -> Iterator[Found]:
-    script = view.script
-    if script.kind == "plain" or _KNOWS.search(script.text.data):
-        return
-    started = [(launch.command, launch.call.rest[:1]) for launch in view.launches]
-    entered = [(command, command.args) for command in script.named("cd") if not command.context.is_substitution]
-    own = _OF_SCRIPT
-    for assignment in script.assignments:
-        if own.search("".join(part.shown for part in assignment.parts or ())):
-            own = re.compile(rf"{own.pattern}|\$\{{?{assignment.name}\b")
-    for command, words in entered + started:
-        around = command.context
-        if words and not around.level and not around.is_conditional and own.search(words[0].shown):
-            used = "the directory that cd changes to" if command.name == "cd" else "the training script"
-            yield Found(words[0].at, {"used": used, "variable": _SUBMITTED_FROM[script.kind]})
-            return
