@@ -6,10 +6,10 @@ import re
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
-#: What the message says, since torch 2.1 and before it.
+#: What the message says, since torch 2.1 (which wrote "capacty" at first) and before it.
 _NUMBERS = {
     "wanted": rf"Tried to allocate {_SIZE}",
-    "capacity": rf"total capacity of {_SIZE}|{_SIZE} total capacity",
+    "capacity": rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity",
     "free": rf"of which {_SIZE} is free|{_SIZE} free",
     "own": rf"this process has {_SIZE} memory in use|{_SIZE} reserved in total by PyTorch",
     "allocated": rf"Of the allocated memory {_SIZE} is allocated by PyTorch|{_SIZE} already allocated",

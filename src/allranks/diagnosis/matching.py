@@ -20,9 +20,9 @@ _TRACEBACK, _NEAR = 200, 30
 _NOTE = re.compile(
     r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} (?!.*death signal)|^[WI] |[Rr]etry(?!.*exceeded)|cached"
     r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
-    r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b|Couldn't connect to the Hub"
+    r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b(?!.*e-[1-9]\d+$)|Couldn't connect to the Hub"
     r"|[Ll]oss\w*'?\"? ?[=:]? ?(?:nan|NaN|inf)\b(?!.*(?:[Ss]top|Error))"
-    r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
+    r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)|successfully reached monitoredBarrier, but"
 )
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.

@@ -46,6 +46,7 @@ _TELLING = (
     "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
     "installed", "returned -1", "nvrm", "fallen", "nvlink", "delet", "qos", "assoc", "peraccount", "peruser", "timeout",
     "imagepull", "opal", "unsupported", "marked dead", "unavailable", "crashloop", "vendor err",
+    "divisible", "未找到命令",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ FINER = {
     "initialized-twice": "not-initialized",
     "half-precision-weights": "dtype-mismatch",
     "gpu-driver": "gpu-xid",
+    "gpu-peer-access": "nccl-cuda",
     "killed": "host-memory-killed",
     "library-exception": "script-exception",
     "shared-memory-locks": "shared-memory-full",

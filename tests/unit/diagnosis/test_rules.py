@@ -76,6 +76,8 @@ LINES = {
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
     "gpu-not-available": "AssertionError: CUDA is not available",
     "no-space": "OSError: [Errno 28] No space left on device",
+    "no-gradient": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+    "fsdp-frozen-parameters": "ValueError: Must flatten tensors with uniform `requires_grad`",
     "cuda-error": "RuntimeError: CUDA error: invalid argument",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",
 }

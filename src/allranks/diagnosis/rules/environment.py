@@ -6,7 +6,7 @@ from allranks.diagnosis.model import Level, after_a_change, as_it_is, never
 
 #: What only clients of servers on the internet say.
 _OF_THE_HUB = (
-    r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach"
+    r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach|Connection error, and we cannot find the"
     r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
     r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
     r"|IncompleteRead\(|(?:HTTP Error )?\b50[0234] Server Error|HTTP Error 50[234]"
@@ -57,7 +57,7 @@ RULES = (
         r"launcher '(?P<command7>\w+)' not installed",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|\benv: '?(?P<command3>[^':]+)'?: No such",
-        r"^(?P<command8>[\w.-]+): command not found$",
+        r"^(?P<command8>[\w.-]+): command not found$|(?P<command9>[\w.+/-]+)[:：] ?未找到命令$",  # The last: Chinese.
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
         source="bash(1): exit status 127",

@@ -181,7 +181,7 @@ RULES = (
         r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
         r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
         r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
-        r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named",
+        r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named|Error no file named",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",

@@ -54,6 +54,7 @@ RULES = (
         r"Memory cgroup out of memory",
         r"oom-kill:constraint=|invoked oom-killer",
         r"earlyoom: sending SIG|systemd-oomd: Killed|killed as a result of limit of",
+        r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure",  # Ray's.
         r"OOMKilled|\bmem \d+\w+ exceeded limit|node running low on memory",
         r"job killed: vmem|exceeded MEM usage|exceeded a memory resource limit|low on resource: memory",
         fix="raise resources.memory; fewer or smaller data loader workers use less",
@@ -83,14 +84,15 @@ RULES = (
     ),
     after_a_change(
         "dataloader-worker-killed",
-        "a data loader worker was killed",
+        "a worker that loads or prepares data was killed",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly(?! with exit code))",
-        r"Pin memory thread exited unexpectedly",
+        r"Pin memory thread exited unexpectedly|One of the subprocesses has abruptly died",  # The last: datasets'.
         despite=r"by signal: (?:Segmentation|Aborted)",  # It crashed by itself.
-        fix="memory may have run out: fewer workers (num_workers), or more memory; num_workers=0 shows an error inside",
+        fix="memory may have run out: fewer workers (num_workers, num_proc), or more memory; without workers it shows "
+        "an error inside",
         level=Level.GENERAL,
         certain=False,
-        source="torch/utils/data/_utils/signal_handling.py",
+        source="torch/utils/data/_utils/signal_handling.py; datasets/utils/py_utils.py",
     ),
     never(
         "dataloader-worker-ended",

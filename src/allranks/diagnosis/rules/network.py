@@ -163,11 +163,12 @@ RULES = (
         "the variables that give a rank its place (RANK, WORLD_SIZE, …) are missing or wrong",
         r"environment variable (?P<name>\w+) expected, but not set",
         r"ValueError: Error initializing torch\.distributed using \w+://",
-        r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
-        r"\b(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))\b.*(?:must be|is not|not) set|rank \d+ >= world_size",
+        r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_\w+|OMPI_COMM_WORLD_\w+)'",
+        r"\b(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))\b.*(?:must be|is not|not) set",
+        r"rank \d+ (?:>= world_size|is out of range .*world)",
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the (?:range|interval)|No rendezvous handler for",
-        r"NCCL WARN Bootstrap Root : mismatch in rank count",
+        r"NCCL WARN Bootstrap Root : (?:mismatch in rank count|rank \d+ of \d+ ranks has already checked in)",
         despite=r"train_batch_size|\* \d",
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
         "SLURM_*",
@@ -179,6 +180,7 @@ RULES = (
         r"[Ww]orld[_ ]size\b.* (?:is not|must be|should be) (?:equal|divisible)|!= .*world[_ ]size",
         r"(?:divisible by|multiple of|divisor of|equal to) (?:\w+[ _])*"
         r"(?:tensor|pipeline|context|expert|data)\w*[ _]parallel",
+        r"(?i:(?:tensor|pipeline|context|expert|data|sequence)\S* (?:model )?parallel.* (?:divisible by|multiple of))",
         r"divisible by .* times (?:tensor|pipeline|context|expert|data)\w*[ _]parallel|!= ?WORLD_SIZE",
         r"[Mm]esh (?:should not be bigger|.*not match).*world[_ ]size",
         despite=r"train_batch_size|\* \d",
@@ -190,6 +192,7 @@ RULES = (
         "the process group was used before it was initialized",
         r"Default process group has not been initialized",
         r"[Pp]rocess group .*(?:not initialized|has not been)|parallel group is not initialized",
+        r"backend not set, please initialize it",  # DeepSpeed's.
         fix="torch.distributed.init_process_group() once, before DDP, samplers and collectives",
         source="torch/distributed/distributed_c10d.py",
     ),
@@ -233,7 +236,7 @@ RULES = (
     after_a_change(
         "gloo-connect",
         "ranks could not connect to each other over gloo",
-        r"gloo.*\] (?:connect \[|address family mismatch)|ss_family == \w+\.ss_family",
+        r"gloo.*\] (?:connect ?(?:\[|$)|address family mismatch)|ss_family == \w+\.ss_family",
         r"connectFullMesh failed|Gloo connect.*failed|(?:timed out"
         r"|Timeout) connecting",
         fix="nodes must reach each other on all ports: set launch.interface, and see that no firewall is between",
@@ -280,6 +283,15 @@ RULES = (
         certain=False,
         source="NCCL: ncclResult_t",
     ),
+    after_a_change(
+        "hccl",
+        "HCCL, which does the collectives of Ascend NPUs, failed",
+        r"\bHCCL (?:function )?error|\bcall hccl api failed",
+        fix="see ~/ascend/log/debug/plog on the nodes for the first error; hccn_tool -i 0 -link -g shows a card's link",
+        level=Level.GENERAL,
+        certain=False,
+        source="torch_npu/csrc/distributed/ProcessGroupHCCL.cpp",
+    ),
     on_other_nodes(
         "link-down",
         "a network link of the node went down: {link}",
@@ -308,6 +320,7 @@ RULES = (
         r"(?:Some NCCL operations have failed or timed out|NCCL watchdog thread)",
         r"\bHccl\w+, error code is [69]\b|\bEI000[26]: ",  # Of Ascend NPUs.
         r"ran for \d+ milliseconds before timing out|last enqueued (?:NCCL )?work",
+        r"due to collective timeout or exception",
         vague=r"Some NCCL operations have failed or timed out",
         fix="allranks stacks shows, while ranks wait, which one stands elsewhere; a longer timeout if one works longer",
         level=Level.FOLLOWS,

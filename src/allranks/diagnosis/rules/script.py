@@ -10,7 +10,7 @@ _OF_A_LAUNCHER = (
     r"|\b(?:srun|sbatch|salloc): unrecognized option|^(?:srun|sbatch|salloc): (?:invalid option|error: Unrecognized"
     r"|error: Invalid (?:argument|numeric value)).*"
     r"|^(?:mpirun|mpiexec|prterun|horovodrun): [Ee]rror: (?:unknown|unrecognized) |an attempt to run as root"
-    r"|No slot '.*' specified on host|Unsupported nproc_per_node value"
+    r"|of the rendezvous endpoint '.*' must|No slot '.*' specified on host|Unsupported nproc_per_node value"
     r"|error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*"
 )
 
@@ -84,6 +84,7 @@ RULES = (
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
         r"corrupted (?:size|double-linked)|malloc\(\): |munmap_chunk\(\): |malloc\.c:\d+: ",
+        r"\w:\d+: .*: Assertion `.*' failed",  # Of C: see assert(3).
         r"\*\*\* stack smashing|exits with return code = -6",
         fix="the lines before it say why; python -X faulthandler shows where",
         level=Level.UNCLEAR,

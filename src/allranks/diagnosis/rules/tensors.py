@@ -120,6 +120,21 @@ RULES = (
         source="torch/csrc/autograd/saved_variable.cpp",
     ),
     never(
+        "no-gradient",
+        "the loss depends on no parameter that is trained",
+        r"does not require grad and does not have a grad_fn",
+        fix="set requires_grad on what is to be trained, and use no torch.no_grad(); activation checkpointing over "
+        "frozen layers: model.enable_input_require_grads(), or use_reentrant=False",
+        source="torch/csrc/autograd/python_engine.cpp; torch/utils/checkpoint.py",
+    ),
+    never(
+        "fsdp-frozen-parameters",
+        "FSDP got parameters that are trained and frozen ones in one unit",
+        r"Must flatten tensors with uniform `?requires_grad`?",
+        fix="FullyShardedDataParallel(model, use_orig_params=True), or wrap the frozen layers apart",
+        source="torch/distributed/fsdp/_flat_param.py",
+    ),
+    never(
         "initialized-twice",
         "init_process_group was called twice",
         r"trying to initialize the default process group twice",
@@ -142,7 +157,7 @@ RULES = (
         r"Error: ?.* (?:is|are|was|became) NAN\b|ValueError: NaNs? .*\bloss",
         r"ValueError: .*(?:is nan or inf|found invalid values:|contains? (?:NaN|infinity))",
         r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached"
-        r"|[Cc]urrent loss scale already at minimum",
+        r"|[Cc]urrent loss scale already at minimum|reducing loss scale to (?:0\.0|[\d.]+e-[1-9]\d+)$",
         fix="a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it",
         source="torch.autograd.detect_anomaly",
     ),
@@ -151,7 +166,7 @@ RULES = (
         "DeepSpeed's configuration is wrong",
         r"DeepSpeedConfigError|Check batch related parameters|existing deepspeed config",
         r"(?:Assertion|Value|NotImplemented)Error: .*"
-        r"(?:[Zz]ero[ _-]?(?:stage|[0-3]\b)|DeepSpeed|CPUOffload).* (?:requires?|must|not)\b",
+        r"(?:[Zz]ero[ _-]?(?:stage|[0-3]\b)|DeepSpeed|CPUOffload).* (?:requires?|must|not)\b(?! set, please init)",
         r"train_batch_size is not equal to micro_batch_per_gpu|deepspeed.*(?:config|zero).*(?:Error|invalid|must)",
         r"Please correct the following DeepSpeed config values|validation errors? for DeepSpeed\w*Config",
         r"(?:Error|Exception): .*ZeRO\S* .*(?:not supported|requires|untested|unsupported|in your ds-config)",
