@@ -186,7 +186,7 @@ TOGETHER: dict[str, tuple[str, int, str]] = {
         + MEET.replace("TIMEOUT", "5")
         + "if dist.get_rank() == 1:\n    time.sleep(1000)\ndist.all_reduce(torch.ones(1))\n",
         0,
-        r"RuntimeError: Timed out waiting \d+ms for recv operation to complete \(train.py:16\)",
+        r"rank 1 was still running when a collective of rank 0 timed out \(train.py:16\)",
     ),
     "a worker": (
         "from torch.utils.data import DataLoader\nclass Data:\n    def __len__(self):\n        return 4\n"
@@ -240,7 +240,7 @@ VERDICTS = {
     "NCCL's watchdog": ("nccl-timeout", "unknown", ""),
     "all": ("shape-mismatch", "certain", "never"),
     "one has finished": ("rank-finished", "likely", "never"),
-    "a timeout": ("gloo-timeout", "unknown", ""),
+    "a timeout": ("rank-late", "likely", "after a change"),
     "a worker": ("dataloader-worker-error", "certain", "never"),
 }
 

@@ -73,9 +73,14 @@ class LogExcerpt:
     fix: str = ""
 
 
-def cause_of(path: Path) -> str | None:
-    """Return the cause in a log for the end of its process; None if there is none."""
-    return find_cause(tail(path))
+def cause_of(path: Path, *, is_any: bool = True) -> str | None:
+    """Return the cause in a log for the end of its process; None if there is none.
+
+    Args:
+        path: the log.
+        is_any: without an exception, the last relevant line is the cause.
+    """
+    return find_cause(tail(path), is_any=is_any)
 
 
 def tail(path: Path, most: int = _TAIL_BYTES) -> list[str]:
@@ -88,12 +93,14 @@ def tail(path: Path, most: int = _TAIL_BYTES) -> list[str]:
         return []
 
 
-def find_cause(lines: Iterable[str]) -> str | None:
+def find_cause(lines: Iterable[str], *, is_any: bool = True) -> str | None:
     """Return the line with the cause of a process's end, and the place in the user's code; None if there is none."""
     plain = [_RANK.sub("", line).rstrip() for line in lines]
     reports = [*_reports(plain)]
     clear = [report for report in reports if not _ONLY_AN_ABORT.match(report)]
-    found = clear or [*_errors(plain)] or reports or [line for line in plain if not _NO_CAUSE.match(line)]
+    found = clear or [*_errors(plain)] or reports
+    if is_any:
+        found = found or [line for line in plain if not _NO_CAUSE.match(line)]
     return _SOURCE.sub("", _OURS.sub("", found[-1]), count=1)[:_LONGEST] if found else None
 
 

@@ -28,6 +28,7 @@ _VICTIM = re.compile(
     rf"{_ALONE}|[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|NCCL communicator was aborted"
     r"|Timed out waiting|wait timeout after|rank 0 ended while rank|killed by signal: Terminated|KeyboardInterrupt"
 )
+_TIMED_OUT = re.compile(r"Watchdog caught collective|Timed out waiting \d+ ?ms")
 _STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
@@ -52,10 +53,13 @@ class _End:
 
     @property
     def cause(self) -> str | None:
-        """The exception that ended its script, else the cause from stderr since the last restart."""
+        """The exception that ended its script, else the cause from stderr since the last restart.
+
+        Of a rank that was stopped, words that are no exception tell only how far it had come.
+        """
         if found := self._recorded(self.restart):
             return found
-        said = cause_of(self.folder / contract.rank_log(self.rank, "err"))
+        said = cause_of(self.folder / contract.rank_log(self.rank, "err"), is_any=self.code not in _STOP_SIGNALS)
         return None if said in map(self._recorded, range(self.restart)) else said
 
     @property
@@ -105,12 +109,17 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int 
 
 
 def _why_alone(first: _End, cause: str, ends: list[_End]) -> str:
-    """Name the rank that had finished its script while this one was in a collective; else return the cause as it is."""
-    done = [end for end in ends if end.code == 0 and end.time < first.time]
-    if not done:
-        return cause
-    rank, place = min(done, key=lambda end: end.time).rank, re.search(r" \([^()]*:\d+\)$", cause)
-    return f"rank {rank} exited with code 0 while rank {first.rank} was in a collective{place[0] if place else ''}"
+    """Name the rank for which this one was in a collective in vain; return the cause as it is if none is found."""
+    found = re.search(r" \([^()]*:\d+\)$", cause)
+    place = found[0] if found else ""
+    if done := [end for end in ends if end.code == 0 and end.time < first.time]:
+        rank = min(done, key=lambda end: end.time).rank
+        return f"rank {rank} exited with code 0 while rank {first.rank} was in a collective{place}"
+    # Ranks that waited as well say that they timed out, or lost this one: of several others none may be the late one.
+    silent = [end.rank for end in ends if end.code in (*_STOP_SIGNALS, -signal.SIGKILL) and not end.cause]
+    if len(silent) == 1 and _TIMED_OUT.search(cause):
+        return f"rank {silent[0]} was still running when a collective of rank {first.rank} timed out{place}"
+    return cause
 
 
 def _why_killed(end: _End | None) -> str:

@@ -57,6 +57,7 @@ LINES = {
     "cancelled": "slurmstepd: error: *** JOB 77 ON node1 CANCELLED AT 2026-01-31T14:00:00 ***",
     "killed-by-another-process": "control group: SIGKILL, and oom_kill did not grow since the ranks started",
     "rank-finished": "rank 1 exited with code 0 while rank 0 was in a collective (train.py:7)",
+    "rank-late": "rank 1 was still running when a collective of rank 0 timed out (train.py:7)",
     "link-down": "link ib0 went down 2 times since the ranks started",
     "killed": "ERROR: failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: /usr/bin/python3",
     "own-error": "allranks.errors.StdinError: the script reads stdin, which this rank does not have",

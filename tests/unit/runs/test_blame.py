@@ -38,6 +38,7 @@ def named(attempt: Path) -> tuple[int | None, str | None, str | None]:
     [
         ({1: (1, "ValueError: x"), 0: (1, "KeyError: 1")}, (1, "told", "ValueError: x")),
         ({1: (1, CLOSED), 0: (-15, "")}, (1, "told", CLOSED)),
+        ({1: (1, CLOSED), 0: (-15, "reading part 3 of 9\n")}, (1, "told", CLOSED)),
         ({1: (1, CLOSED), 0: (1, ABORTED)}, (1, "told", CLOSED)),
         ({1: (1, CLOSED), 0: (1, "KeyError: 1")}, (0, "rank 0 exited with code 1", "KeyError: 1")),
         ({1: (-6, ABORTED), 0: (-15, "KeyError: 1")}, (0, "rank 0 failed", "KeyError: 1")),
@@ -68,6 +69,37 @@ def test_a_rank_that_finished_while_others_needed_it_is_the_cause(tmp_path: Path
     note(tmp_path, 0, {3: (code, ""), 0: (0, ""), 1: (1, f"{CLOSED} (train.py:7)")})
     first = {0: "rank 3", 75: "rank 0"}[code]
     assert named(tmp_path) == (1, "told", f"{first} exited with code 0 while rank 1 was in a collective (train.py:7)")
+
+
+TIMED_OUT = "RuntimeError: Timed out waiting 5000ms for recv operation to complete (train.py:7)"
+LATE = "rank 0 was still running when a collective of rank 1 timed out (train.py:7)"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({0: (-15, "")}, LATE),
+        ({0: (-9, "")}, LATE),
+        ({0: (-15, "reading part 3 of 9\n")}, LATE),
+        ({0: (-15, ""), 2: (1, CLOSED)}, LATE),
+        ({0: (-15, ""), 2: (1, TIMED_OUT)}, LATE),
+        ({0: (-15, ""), 2: (-15, "")}, TIMED_OUT),
+        ({0: (1, TIMED_OUT)}, TIMED_OUT),
+        ({0: (1, CLOSED)}, TIMED_OUT),
+    ],
+)
+def test_a_rank_that_was_late_for_a_collective_is_the_cause(
+    tmp_path: Path, others: dict[int, tuple[int, str]], expected: str
+) -> None:
+    """Of several that wrote nothing, any may be the late one."""
+    note(tmp_path, 0, {1: (1, TIMED_OUT)})
+    note(tmp_path, 0, others, after=30.0)
+    assert named(tmp_path) == (1, "told", expected)
+
+
+def test_a_rank_that_was_stopped_after_a_lost_connection_was_not_late(tmp_path: Path) -> None:
+    note(tmp_path, 0, {1: (1, CLOSED), 0: (-15, "")})
+    assert named(tmp_path) == (1, "told", CLOSED)
 
 
 @pytest.mark.parametrize("said", ["ConnectionResetError: Connection reset by peer", "KeyError: 1"])

@@ -111,6 +111,15 @@ RULES = (
         certain=False,
         source="allranks' record of how ranks exited",
     ),
+    after_a_change(
+        "rank-late",
+        "rank {rank} was still at something else when a collective of another rank timed out",
+        r"^rank (?P<rank>\d+) was still running when a collective of rank \d+ timed out",
+        fix="see what it did: its log, and allranks stacks while the others wait; if that is meant to take so long, a "
+        "longer timeout: init_process_group(timeout=...)",
+        certain=False,
+        source="allranks' record of how ranks exited",
+    ),
     never(
         "rank-missing",
         "a rank did not come to a barrier[: {ranks}]",
