@@ -175,6 +175,7 @@ RULES = (
         r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_\w+|OMPI_COMM_WORLD_\w+)'",
         r"\b(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))\b.*(?:must be|is not|not) set",
         r"rank \d+ (?:>= world_size|is out of range .*world)",
+        r"[Cc]ould not find '(?P<name3>\w+)' in the (?:torch|SLURM|OpenMPI|MPI) environment",  # ColossalAI's.
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the (?:range|interval)|No rendezvous handler for",
         r"NCCL WARN Bootstrap Root : (?:mismatch in rank count|rank \d+ of \d+ ranks has already checked in)",

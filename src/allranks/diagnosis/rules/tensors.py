@@ -61,7 +61,7 @@ RULES = (
         r"No backend type associated with device type c|Tensors must be CUDA and dense",
         r"DistributedDataParallel device_ids and output_device arguments only work",
         r"can't convert \w+:\d+ device type tensor to numpy|to a storage on different device",
-        r"is not on the expected device|cannot be accessed from Triton",
+        r"all tensors must be on devices\[|is not on the expected device|cannot be accessed from Triton",
         r"is not an XLA tensor|Check failed: device\.type\(\) == ",
         despite=_TYPES,
         fix="move model and batch to the rank's device: ctx.device, or cuda:LOCAL_RANK",
