@@ -24,6 +24,11 @@ _FIRST = "Root Cause (first observed failure)"
 _OTHERS = re.compile(r"(?:^|\s)Failures:\s*$")
 #: The lines that its report may take, in which seven tell of each rank.
 _SUMMARY = 1000
+#: What srun says of a task that was killed, and what it says before it kills the others itself.
+_KILLED_TASK = re.compile(r"srun: error: \S+: tasks? [\d,\-]+: Killed")
+_ENDS_STEP = re.compile(
+    r"srun: Job step aborted|srun: (?:launch/slurm: _step_signal: )?Terminating|\*\*\* STEP \S+ ON \S+ CANCELLED"
+)
 _RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _NAME = re.compile(r"{(\w+)}")
@@ -67,9 +72,11 @@ def _of_watchdogs(cause: Match, found: Sequence[Match]) -> Diagnosis | None:
 
 
 def _is_later(log: Log, match: Match) -> bool:
-    """Return whether torchrun's report says of a signal that its rank failed after another."""
+    """Return whether a launcher's report says of a signal that its rank got it after another one had failed."""
     if match.rule.level is not Level.UNCLEAR:
         return False
+    if _KILLED_TASK.match(match.line.text):
+        return any(_ENDS_STEP.search(text) for text in log.texts[max(0, match.order - _SUMMARY) : match.order])
     for text in reversed(log.texts[max(0, match.order - _SUMMARY) : match.order]):
         if _FIRST in text:
             return False

@@ -32,6 +32,7 @@ HARMLESS = [
     "cpus per task SLURM_CPUS_PER_TASK not set, using 8",
     "mismatch count across ranks = 0",
     "pcie bus errors: 0",
+    "tcsetattr: Input/output error",
     "podman: 0 errors",
     "apex not available: cannot import name 'amp' from 'apex'",
     "mkdir: cannot create directory 'x': Permission denied",

@@ -464,3 +464,24 @@ Root Cause (first observed failure):
     own = of_text(report.format(-9).encode())
     assert others and (others.id, others.sure) == ("launcher-report", "unknown")
     assert own and (own.id, own.sure) == ("killed", "likely")
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("srun: error: n1: task 3: Killed\nsrun: Job step aborted: Waiting up to 32 seconds.\n", "killed"),
+        (
+            "srun: error: n1: task 3: Exited with exit code 16\nsrun: Job step aborted: Waiting up to 32 seconds.\n"
+            "srun: error: n2: tasks 4-7: Killed\n",
+            "launcher-report",
+        ),
+        (
+            "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-31T14:00:00 ***\n"
+            "srun: error: n2: tasks 4-7: Killed\n",
+            "launcher-report",
+        ),
+    ],
+)
+def test_a_task_that_srun_has_killed_is_not_the_cause(log: str, expected: str) -> None:
+    found = of_text(log.encode())
+    assert found and found.id == expected

@@ -80,6 +80,7 @@ RULES = (
         "a file system failed (input/output error)",
         r"Input/output error|\[Errno 5\] |transport endpoint shutdown|Transport endpoint is not connected",
         r"Remote I/O error|\[Errno (?:70|108|112)\]",
+        despite=r"^tcsetattr: ",  # The terminal is gone.
         fix="the disk, its server or the network to it is at fault: another file system, or other nodes",
         source="errno(3)",
     ),

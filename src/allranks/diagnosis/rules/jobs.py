@@ -16,7 +16,7 @@ RULES = (
         "the job reached its time limit",
         r"(?i:due to (?:job )?(?:time|walltime) ?limit)",
         _state("TIMEOUT"),
-        r"PBS: job killed: walltime \d+ exceeded limit",
+        r"PBS: job killed: walltime \d+ exceeded limit|\bJob \d+ has exceeded its time limit",  # The last: salloc's.
         r"=>> PBS: job killed: (?:cput|walltime)|[Jj]ob exceeded (?:its )?walltime limit|job exceeded wallclock limit",
         r"TERM_RUNLIMIT|exceeded (?:hard wallclock|h_rt)|job exceeds job hard limit \"h_rt\"",
         fix="raise resources.time, or let the run save and continue: allranks resume RUN",
