@@ -71,7 +71,9 @@ def _multiplied(view: View) -> Iterator[Found]:
         if launch.starter is None or launch.name not in _AGENTS or per_node is None or per_node < 2:
             continue
         is_for_each_task = launch.nnodes is not None and launch.nnodes == launch.tasks
-        if is_for_each_task or (nproc == 1 and launch.is_torch and launch.nnodes == 1):
+        gpus = view.resources.gpus
+        has_too_few_gpus = nproc is not None and gpus is not None and per_node * nproc > gpus
+        if (is_for_each_task and not has_too_few_gpus) or (nproc == 1 and launch.is_torch and launch.nnodes == 1):
             continue
         ranks = f"{nproc} ranks" if nproc else "its ranks"
         fields = {"starter": launch.starter.name, "tasks": per_node, "launcher": launch.name, "ranks": ranks}

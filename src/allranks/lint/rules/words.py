@@ -16,6 +16,7 @@ _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
 #: Directives of schedulers that are not known here.
+_RANDOM = re.compile(r"\bRANDOM\b")
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
 _ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 #: Commands that take files and directories.
@@ -242,10 +243,18 @@ def _bashisms(view: View) -> Iterator[Found]:
         return
     sources = [command.at for command in view.script.named("source") if command.context.level == 0]
     arrays = [each.at for each in view.script.assignments if each.items is not None and each.level == 0]
+    randoms = [
+        each.at
+        for each in view.script.assignments
+        if each.level == 0
+        and any(part.kind in ("variable", "arithmetic") and _RANDOM.search(part.text) for part in each.parts or ())
+    ]
     if sources:
         yield Found(sources[0], {"what": "source"})
     elif arrays:
         yield Found(arrays[0], {"what": "arrays"})
+    elif randoms and not any(view.script.assigned("RANDOM")):
+        yield Found(randoms[0], {"what": "RANDOM"})
 
 
 @hint(
