@@ -30,8 +30,8 @@ from allranks.agent.stores import Stores
 from allranks.agent.workers.fork_server import ForkClient, RankExit
 from allranks.agent.workers.group import Generation, Outcome, WorkerGroup
 from allranks.errors import LaunchError
-from allranks.record import run_key
 from allranks.record.events import EventWriter
+from allranks.record.files import read_key
 from allranks.record.spec import NodeSpec
 
 #: Limit for connecting to node 0's agent: nodes of one job may start minutes apart.
@@ -71,7 +71,7 @@ def run_many_nodes(
            or the run has no key.
         StopRequestedError: a stop of the run was requested.
     """
-    known = run_key.read(Path(node.run_dir, contract.KEY_FILE))
+    known = read_key(Path(node.run_dir, contract.KEY_FILE))
     coordinator = None
     if listener:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Each node is a connection.
