@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.record import run_key
-from allranks.record.files import copy_node_code
+from allranks.record.files import KEY_BYTES, copy_node_code, write_key
 from allranks.system.processes import marked
 from node_orders import NODE
 from waiting import PATIENCE
@@ -52,7 +51,7 @@ class ByHand:
     host: str = "127.0.0.1"
     popen: Callable[[int], Popen] = lambda node: subprocess.Popen
     port: int = field(default_factory=free_port)
-    key: bytes = field(default_factory=run_key.new)
+    key: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES))
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def orders(self, script: str, *args: str, **fields: Any) -> None:
@@ -60,7 +59,7 @@ class ByHand:
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / "train.py"
         target.write_text(script)
-        (self.folder / contract.KEY_FILE).write_text(run_key.written(self.key))
+        write_key(self.folder / contract.KEY_FILE, self.key)
         run = {"run_id": self.folder.name, "run_dir": str(self.folder), "nnodes": self.nodes, "min_nodes": self.nodes}
         spec = replace(NODE, **{**run, "target": str(target), "args": args, **fields})
         (self.folder / "node.json").write_text(spec.to_json())

@@ -1,8 +1,11 @@
-"""The orders of an agent on a node of its own, for tests that change some of them."""
+"""The orders of an agent on a node of its own, and of a batch job, for tests that change some of them."""
 
 from __future__ import annotations
 
-from allranks.record.spec import NodeSpec
+from collections.abc import Mapping
+
+from allranks.agent import pbs_job
+from allranks.record.spec import BatchSpec, NodeSpec
 
 NODE = NodeSpec(
     run_id="run",
@@ -23,3 +26,22 @@ NODE = NodeSpec(
     master_port=None,
     file_mode=0o600,
 )
+ORDERS = BatchSpec(
+    module="allranks.agent.pbs_job",
+    script="script.pbs",
+    start_with=None,
+    options=(),
+    is_direct=False,
+    is_array=False,
+    is_inside=False,
+    master_addr=None,
+    max_attempts=10,
+    time=None,
+    warn_before=0,
+    removes_secrets=False,
+)
+
+
+def pbs(environ: Mapping[str, str]) -> pbs_job.Job:
+    """Return the job of PBS that a process with this environment is part of."""
+    return pbs_job.Job(ORDERS, NODE, environ)

@@ -140,7 +140,7 @@ NODE, PREEMPTION, HARDWARE = "node", "preemption", "hardware"
 ATTEMPTS_DIR: Final = "attempts"
 #: Lines of shell that set the secrets of a job, for its owner alone, where nothing else can bring them to it.
 SECRETS_FILE: Final = "secrets.sh"
-#: The key that the agents of a run prove to each other, and its ranks sign with: see :mod:`allranks.record.run_key`.
+#: The key that the agents of a run prove to each other, and its ranks sign with: see :mod:`allranks.record.files`.
 KEY_FILE: Final = "key"
 #: How the directories of an array's tasks start; each is laid out like a run's.
 TASK: Final = "task-"

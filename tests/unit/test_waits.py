@@ -19,8 +19,8 @@ from allranks.contract import full_wait, scaled_wait
 WAITS = (
     ("agent.nodes.channel", "_SILENCE_SECONDS", 5, 2),
     ("agent.nodes.channel", "_PATIENT_SECONDS", 30, 3),
-    ("agent.many_nodes", "_WITHOUT_A_NODE_SECONDS", 5.0, 0.5),
     ("agent.nodes.client", "_OTHER_KEY_SECONDS", 30.0, 3.0),
+    ("agent.nodes.client", "_WITHOUT_A_NODE_SECONDS", 5.0, 0.5),
     ("agent.workers.fork_server", "_LEFT_PATIENCE", 5.0, 0.5),
     ("agent.hangs", "_LEAST_SECONDS", 300.0, 30.0),
     ("agent.hangs", "_LOOK_SECONDS", 1.0, 0.1),

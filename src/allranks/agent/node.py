@@ -146,7 +146,7 @@ class Agent:
         try:
             if is_alone:
                 return self._run_one_node(stores, group, stop)
-            from allranks.agent.many_nodes import run_many_nodes  # Single-node jobs start sooner without it.
+            from allranks.agent.nodes.client import run_many_nodes  # Single-node jobs start sooner without it.
 
             return run_many_nodes(self._node, start.listener, stores, stop, client, group, self._events)
         except StopRequestedError as error:

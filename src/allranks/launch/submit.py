@@ -25,8 +25,16 @@ from allranks.launch.refresh import settled
 from allranks.plan.entry import name_of
 from allranks.plan.environment import secret_values
 from allranks.plan.plan import Plan, Reason
-from allranks.record import run_key
-from allranks.record.files import copy_node_code, read_failure, unwritable, write_atomically, write_json
+from allranks.record.files import (
+    KEY_BYTES,
+    copy_node_code,
+    read_failure,
+    read_key,
+    unwritable,
+    write_atomically,
+    write_json,
+    write_key,
+)
 from allranks.record.spec import BatchSpec
 from allranks.runs import estimate, record
 from allranks.runs.record import Run
@@ -120,10 +128,10 @@ def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] 
         on_record(run)
         _write(run_dir, plan, launch.job_text)
         if launch.node_rank is None or plan.nnodes == 1:
-            own = run_key.new()
+            own = secrets.token_bytes(KEY_BYTES)
         else:
             own = key_from_users(f"{plan.name} at {plan.master_addr}, port {plan.master_port}", launch.environ)
-        write_atomically(run_dir / contract.KEY_FILE, run_key.written(own))
+        write_key(run_dir / contract.KEY_FILE, own)
     except BaseException:
         shutil.rmtree(run_dir, ignore_errors=True)
         latest = run_dir.parent / contract.LATEST
@@ -205,8 +213,8 @@ def key_from_users(meeting: str, environ: Mapping[str, str]) -> bytes:
         RunFolderError: it cannot be written.
     """
     if given := environ.get(_USERS_KEY):
-        fix = f"openssl rand -hex {run_key.BYTES} makes a key, which all nodes need"
-        return hmac.digest(run_key.read(Path(given), fix), meeting.encode(), "sha256")
+        fix = f"openssl rand -hex {KEY_BYTES} makes a key, which all nodes need"
+        return hmac.digest(read_key(Path(given), fix), meeting.encode(), "sha256")
     folder = users_folder(environ)
     if folder is None:
         raise LaunchError(
@@ -216,7 +224,7 @@ def key_from_users(meeting: str, environ: Mapping[str, str]) -> bytes:
         )
     if not (folder / "key").exists():
         _create_key(folder / "key")
-    return hmac.digest(run_key.read(folder / "key"), meeting.encode(), "sha256")
+    return hmac.digest(read_key(folder / "key"), meeting.encode(), "sha256")
 
 
 def _create_key(path: Path) -> None:
@@ -224,12 +232,12 @@ def _create_key(path: Path) -> None:
     new = path.with_name(f"key-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(new, run_key.written(run_key.new()))
+        write_key(new, secrets.token_bytes(KEY_BYTES))
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(new)
         new.unlink()
     except OSError as error:
-        fix = f"{_USERS_KEY}, with a file that is the same on all nodes: {2 * run_key.BYTES} hexadecimal digits"
+        fix = f"{_USERS_KEY}, with a file that is the same on all nodes: {2 * KEY_BYTES} hexadecimal digits"
         raise RunFolderError(f"cannot write {path}", why=error.strerror, fix=fix) from error
 
 

@@ -1,4 +1,4 @@
-"""Writes files of a run atomically, and the archive of code for its nodes."""
+"""Writes files of a run atomically, its secret key, and the archive of code for its nodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from allranks import contract
-from allranks.errors import RunFolderError
+from allranks.errors import LaunchError, RunFolderError
 
 if TYPE_CHECKING:
     from zipfile import ZipFile
 
+#: Bytes of a run's key: its agents authenticate with it, and its ranks sign values that they exchange. It is stored
+#: only in a file of mode 600 in the run's directory: not in a plan, script, record, log, environment or command line.
+KEY_BYTES = 32
 #: Header of an unchecked .pyc, without time and size: sources in the archive do not change (PEP 552).
 _UNCHECKED = b"\1\0\0\0" + bytes(8)
 
@@ -49,6 +52,28 @@ def _private(path: str, flags: int) -> int:
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     """Write ``value`` as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n", mode)
+
+
+def write_key(path: Path, key: bytes) -> None:
+    """Write a key, as :func:`write_atomically` does."""
+    write_atomically(path, f"{key.hex()}\n")
+
+
+def read_key(path: Path, fix: str | None = None) -> bytes:
+    """Read a key; ``fix`` is what to do if there is none.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    try:
+        key = bytes.fromhex(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LaunchError(f"cannot read the key {path}", why=error.strerror, fix=fix) from error
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise LaunchError(f"{path} holds no key", why=f"a key is {2 * KEY_BYTES} hexadecimal digits", fix=fix)
+    return key
 
 
 def read_failure(path: Path, failure: OSError) -> RunFolderError:

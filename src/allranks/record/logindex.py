@@ -25,12 +25,10 @@ _BLOCK = 1 << 18
 class LogIndexWriter:
     """Records the growth of one node's logs in its index, of which it must be the only writer.
 
-    A full or missing disk does not stop it: ``error`` holds the failure until a later tick succeeds, which records the
-    missing growth.
+    A full or missing disk does not stop it: a later tick records the missing growth.
     """
 
     def __init__(self, folder: Path, mode: int = 0o600, *, clock: Callable[[], float] = time.time) -> None:
-        self.error: OSError | None = None
         self.growths = 0
         self._folder = folder
         self._mode = mode
@@ -63,10 +61,8 @@ class LogIndexWriter:
         text = "".join(f"{now} {self._files[path]} {size}\n" for path, size in grown.items())
         try:
             self._write(text.encode())
-        except OSError as error:
-            self.error = error
+        except OSError:
             return
-        self.error = None
         self.growths += len(grown)
         self._noted |= grown
 

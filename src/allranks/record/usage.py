@@ -88,9 +88,5 @@ def _value(sample: Mapping[str, Any], name: str) -> float:
 
 def _joined(rows: Sequence[Row]) -> Row:
     """Return the means of the known values."""
-    return tuple(_mean(column) for column in zip(*rows, strict=True))
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return statistics.fmean(known) if known else math.nan
+    known = ([value for value in column if not math.isnan(value)] for column in zip(*rows, strict=True))
+    return tuple(statistics.fmean(values) if values else math.nan for values in known)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from allranks import contract
 from allranks.errors import AllranksError, RankError
-from allranks.record import run_key
+from allranks.record.files import read_key
 from allranks.runtime import log
 from allranks.runtime.peers import Peers, poll
 from allranks.runtime.steptime import EXCHANGE, StepClock
@@ -126,7 +126,7 @@ class SignedValues:
         # Under other launchers all ranks lack a key, and do without.
         directory = os.environ.get(contract.RUN_DIR)
         path = Path(directory, contract.KEY_FILE) if directory else None
-        self._key = run_key.read(path) if path and path.exists() else b""
+        self._key = read_key(path) if path and path.exists() else b""
 
     def pack(self, place: str, value: object, name: str) -> bytes:
         """Pack a value for a place in the store.

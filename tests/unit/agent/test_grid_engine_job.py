@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_orders import NODE, ORDERS
 
 from allranks.agent.grid_engine_job import Job
 from allranks.errors import LaunchError
+from node_orders import NODE, ORDERS
 
 ANSWERS = Path(__file__).parents[2] / "cluster/answers/grid-engine-8.1.9"
 

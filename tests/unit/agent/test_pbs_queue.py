@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_orders import pbs as pbs_job
 
 from allranks import contract
 from allranks.agent import batch_job
 from allranks.agent.requeue import Decision, decide, may_start, start_next
+from node_orders import pbs as pbs_job
 
 OPERATORS = "qrerun: Unauthorized Request  7.server"
 AGAIN = Decision(True, "it was stopped on request, and is to be continued")

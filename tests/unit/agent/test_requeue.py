@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from batch_orders import pbs
 
 from allranks import contract
 from allranks.agent.requeue import Decision, decide, may_start, start_next
 from allranks.record.events import EventWriter
+from node_orders import pbs
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_orders import NODE
-from batch_orders import ORDERS as OF_PBS
 
 from allranks import contract
 from allranks.agent.requeue import Decision, start_next
 from allranks.agent.slurm_job import Job
 from allranks.errors import LaunchError
+from node_orders import NODE
+from node_orders import ORDERS as OF_PBS
 
 ORDERS = replace(OF_PBS, module="allranks.agent.slurm_job")
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", contract.NODE_COUNT: "2", "PATH": "/nowhere"}

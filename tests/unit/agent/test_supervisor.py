@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_orders import NODE, ORDERS
 
 from allranks import contract
 from allranks.record.files import copy_node_code
+from node_orders import NODE, ORDERS
 
 
 def supervise(run: Path, commands: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -58,14 +58,13 @@ def test_full_disk_is_remembered_and_made_up_for(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         index_writer.tick()
-        assert index_writer.error is not None
-        assert index_writer.error.errno == errno.ENOSPC
+        assert index_writer.growths == 0
         real = os.pwrite
         patch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:8], 0))
         index_writer.tick()
-        assert index_writer.error is not None
+        assert index_writer.growths == 0
     index_writer.tick()
-    assert index_writer.error is None
+    assert index_writer.growths == 1
     index_writer.close()
     assert index(tmp_path) == b"2000 0 o?\n3000 0 o 3\n"
     assert list(LogIndexReader(tmp_path, 0).read()) == [Growth(3000, 0, 0, "o", 3)]
@@ -79,7 +78,7 @@ def test_a_folder_that_is_gone_does_not_raise(tmp_path: Path) -> None:
     append(gone / "rank-0.out", b"abc")
     (gone / contract.LOG_INDEX).mkdir()
     index_writer.tick()
-    assert isinstance(index_writer.error, IsADirectoryError)
+    assert index_writer.growths == 0
     index_writer.close()
 
 

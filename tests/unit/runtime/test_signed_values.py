@@ -13,7 +13,7 @@ import torch
 
 from allranks import contract
 from allranks.errors import LaunchError, RankError
-from allranks.record import run_key
+from allranks.record.files import write_key
 from allranks.runtime.exchange import SignedValues
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def signed(monkeypatch, tmp_path):
     """Give what a rank of a run has, of a generation."""
 
     def make(restart=0, known=bytes(32), attempt="0"):
-        (tmp_path / contract.KEY_FILE).write_text(run_key.written(known))
+        write_key(tmp_path / contract.KEY_FILE, known)
         monkeypatch.setenv(contract.RUN_DIR, str(tmp_path))
         monkeypatch.setenv(contract.ATTEMPT, attempt)
         return SignedValues(restart, CPU)

@@ -1,4 +1,8 @@
-"""A node's connection to the coordinator: reports the state of the node's ranks, and receives decisions."""
+"""Runs the ranks of one of several nodes, together with those of the others.
+
+The :class:`Coordinator` in node 0's agent decides when all nodes start, end and restart their ranks. Each node's client
+reports the state of its ranks and receives the decisions.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import importlib.util
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -21,10 +26,12 @@ from allranks.agent.hangs import Quiet
 from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
 from allranks.agent.stop import StopRequest, StopRequestedError
-from allranks.agent.workers.fork_server import RankExit
-from allranks.agent.workers.group import Generation, Outcome
+from allranks.agent.stores import Stores
+from allranks.agent.workers.fork_server import ForkClient, RankExit
+from allranks.agent.workers.group import Generation, Outcome, WorkerGroup
 from allranks.errors import LaunchError
 from allranks.record.events import EventWriter
+from allranks.record.files import read_key
 from allranks.record.spec import NodeSpec
 
 #: Limit for connecting to node 0's agent: nodes of one job may start minutes apart.
@@ -37,7 +44,104 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 #: The line of torch/version.py.
 _TORCH_VERSION = re.compile(r"^__version__\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
 
+_POLL_SECONDS = 0.05
+#: Grace period for ranks when a node is lost and the others continue: without its ranks they cannot save a checkpoint.
+_WITHOUT_A_NODE_SECONDS = contract.scaled_wait(5.0)
+#: How long node 0 waits for the others at the end of the attempt, beyond the grace period of their ranks.
+_LEAVE_SECONDS = 10.0
+
 Wait = Callable[[float], object]
+
+
+def run_many_nodes(
+    node: NodeSpec,
+    listener: socket.socket | None,
+    stores: Stores,
+    stop: StopRequest,
+    fork_client: ForkClient,
+    group: WorkerGroup,
+    events: EventWriter,
+) -> Outcome:
+    """Run this node's ranks through all restarts; return the outcome of the attempt, which is the same on all nodes.
+
+    No rank is left when this returns or raises. Node 0 has the ``listener``, to which the other agents connect.
+
+    Raises:
+        LaunchError: the other agents cannot be reached, the process limit is reached, torch is needed and missing,
+           or the run has no key.
+        StopRequestedError: a stop of the run was requested.
+    """
+    known = read_key(Path(node.run_dir, contract.KEY_FILE))
+    coordinator = None
+    if listener:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Each node is a connection.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        coordinator = Coordinator(node, known, listener, stores, torch_to_match())
+    client = CoordinatorClient(node, known, stop, events, coordinator)
+    fork_client.coordinator = client
+    why: str | None = "its agent failed"
+    try:
+        client.join(group.poll)
+        _drive(node, group, client)
+        group.abort()
+        why = None
+    except StopRequestedError as error:
+        why = None
+        if client.is_spare:
+            why = f"it was to end: {error}"
+        else:
+            client.request_stop(stop.signal or signal.SIGTERM, str(error))
+        group.abort()
+        if client.outcome is None:
+            raise
+    except Exception as error:
+        why = str(getattr(error, "what", error))
+        group.abort()
+        raise
+    finally:
+        client.leave(group.poll, node.stop_timeout + _LEAVE_SECONDS, why)
+    assert client.outcome
+    return client.outcome
+
+
+def _drive(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) -> None:
+    """Run generations of ranks until the attempt is over on all nodes."""
+    while True:
+        client.ready()
+        while not (client.generation or client.outcome):
+            group.poll(_POLL_SECONDS)
+        if client.outcome or not client.generation:
+            return
+        group.start(client.generation)
+        is_reported = False
+        while not client.again:
+            group.poll(_POLL_SECONDS)
+            if client.outcome:
+                return
+            is_reported = is_reported or _take_part(node, group, client)
+            if not is_reported:
+                client.report_quiet(group.hangs.quiet)
+        group.clear_failure()
+        group.pause(client.again["restart"], client.again["rank"], counted=client.again["counted"])
+
+
+def _take_part(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) -> bool:
+    """End the ranks if one failed on any node; if none is left, report that to the coordinator and return True."""
+
+    def patience() -> float:
+        return min(node.stop_timeout, _WITHOUT_A_NODE_SECONDS) if client.continues_without else node.stop_timeout
+
+    if failure := group.first_failure:
+        client.failed(*failure)
+    cut = group.is_running and bool(failure or client.shall_end)
+    if cut:
+        if not failure:
+            group.clear_failure()
+        group.end(patience=patience)
+    if group.is_running:
+        return False
+    client.over(cut=cut, wants_to_continue=group.left_to_continue is not None)
+    return True
 
 
 class CoordinatorClient:

@@ -18,16 +18,13 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from allranks import contract
 from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.agent.workers.rank import RankStart, leave_fork_server
 from allranks.errors import LaunchError
 from allranks.system.processes import adopt_orphans, children, signal_group, signal_process
-
-if TYPE_CHECKING:
-    from allranks.agent.nodes.client import CoordinatorClient
 
 #: Seconds between SIGTERM and SIGKILL for processes that ranks have left behind.
 _LEFT_PATIENCE = contract.scaled_wait(5.0)
@@ -200,6 +197,17 @@ class ForkServerGoneError(RuntimeError):
     """The fork server has exited, and its ranks with it."""
 
 
+class Connection(Protocol):
+    """This node's connection to the others, which :meth:`ForkClient.wait` serves too."""
+
+    @property
+    def descriptors(self) -> list[Any]:
+        """Descriptors to poll: if one is readable, call :meth:`tick`."""
+
+    def tick(self) -> bool:
+        """Exchange messages; return whether any came."""
+
+
 class ForkClient:
     """The agent's end of the socket to the fork server.
 
@@ -209,7 +217,7 @@ class ForkClient:
     def __init__(self, channel: socket.socket, idle: Callable[[], None], check: Callable[[], None]) -> None:
         self.pids: dict[int, int] = {}  # Process ids of living ranks, by local rank.
         self.exits: list[RankExit] = []  # Since the last start(), in order.
-        self.coordinator: CoordinatorClient | None = None  # Served by wait() too.
+        self.coordinator: Connection | None = None  # Served by wait() too.
         self._channel = channel
         self._idle = idle
         self._check = check

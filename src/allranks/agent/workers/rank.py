@@ -58,11 +58,14 @@ def leave_fork_server(parent: int) -> None:
 
 def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> NoReturn:
     """Turn this process into a rank: execute the interpreter command ``python``, or run the script here if None."""
+    users_umask = os.umask(0)  # The logs have the run's file mode; the script keeps the user's umask.
     try:
-        _open_streams(node, start)
+        append_to(Path(start.out), node.file_mode, 1)
+        append_to(Path(start.err), node.file_mode, 2)
     except OSError as error:
         os.write(2, f"allranks: cannot open a rank's log: {error}\n".encode(errors="backslashreplace"))
         os._exit(1)
+    os.umask(users_umask)
     os.environ.update(start.variables)
     stdin = connect(start.variables["RANK"])
     if python is None:
@@ -82,14 +85,6 @@ def _reset_signals() -> None:
         signal.signal(number, before)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _open_streams(node: NodeSpec, start: RankStart) -> None:
-    """Redirect stdout and stderr to the rank's logs, with the run's file mode; the script keeps the user's umask."""
-    users_umask = os.umask(0)
-    append_to(Path(start.out), node.file_mode, 1)
-    append_to(Path(start.err), node.file_mode, 2)
-    os.umask(users_umask)
 
 
 def _renew_interpreter(stdin: io.FileIO) -> None:
