@@ -27,9 +27,8 @@ from rich.text import Text
 
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import Run
-from allranks.view.feed import Feed, Snapshot
+from allranks.view.feed import Feed, Rows, RunsFeed, Snapshot
 from allranks.view.reader import Reader
-from allranks.view.run_list import Rows, RunsFeed
 from allranks.view.selection import Choice, press, scrolled
 from allranks.view.watch import run_screen, runs_screen
 
