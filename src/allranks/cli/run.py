@@ -291,7 +291,7 @@ def _conclude(run: Run) -> int:
     """Report how a run ended, and return its exit code; one that was cancelled, or saved and left, is no error."""
     status = run.record.status
     if status.state is State.SUCCEEDED:
-        took = f" in {format_seconds(status.ended - status.started)}" if status.ended and status.started else ""
+        took = "" if status.seconds is None else f" in {format_seconds(status.seconds)}"
         render.talk(f"allranks: {run.record.id} succeeded{took}")
         if status.reason:
             render.talk(f"allranks: note: {render.one_line(status.reason)}")

@@ -187,10 +187,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
 
 
 def _took(run: Run) -> str:
-    status = run.record.status
-    if status.state.is_final and not status.ended:
-        return ""
-    return format_seconds(max(0.0, (status.ended or time.time()) - (status.started or run.record.created)))
+    return "" if run.seconds is None else format_seconds(max(0.0, run.seconds))
 
 
 def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
