@@ -79,12 +79,9 @@ def _progress(run: Run) -> str | None:
     """Return where the training is; or for how long no rank has advanced, and where they stand if that is known."""
     if run.record.status.state is not State.RUNNING:
         return None
-    from allranks.runs.hangs import newest, quiet_for, span
+    from allranks.runs.hangs import halted
 
-    if (quiet := quiet_for(run.attempt_folder)) is None:
-        return str(where) if (where := _position(run)) else None
-    hang = newest(run.attempt_folder)
-    return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")
+    return halted(run.attempt_folder) or (str(where) if (where := _position(run)) else None)
 
 
 def _position(run: Run) -> Position | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections import deque
@@ -26,9 +25,9 @@ from allranks.logs.merge import MergedLogs, Tail
 from allranks.record.events import read_events
 from allranks.runs import agents
 from allranks.runs.attempt import decision_after
-from allranks.runs.hangs import newest, quiet_for, span
+from allranks.runs.hangs import halted
 from allranks.runs.metrics import MetricsReader
-from allranks.runs.record import Run, load
+from allranks.runs.record import Run, load, newest_attempt
 from allranks.runs.status import State
 from allranks.runs.steptime import Position, position
 from allranks.runs.stragglers import inspect
@@ -175,9 +174,8 @@ class _Delays:
 
     def find(self, run: Run) -> str:
         """Return the message; empty if its ranks advance. Stragglers are searched for only at intervals."""
-        if (quiet := quiet_for(run.attempt_folder)) is not None:
-            hang = newest(run.attempt_folder)
-            return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
+        if halt := halted(run.attempt_folder):
+            return printable(halt)
         if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
             self._looked = time.monotonic()
             sentences, self.own = inspect(run.attempt_folder)
@@ -324,7 +322,7 @@ class _Events:
         """Read what is new."""
         has_changed = self.saves.read()
         last = max(self._attempts, default=0)
-        for number in range(last, _count(self._folder)):  # Those before the last do not change any more.
+        for number in range(last, newest_attempt(self._folder) + 1):  # Those before the last do not change any more.
             has_changed = self._read_attempt(number) or has_changed
         if has_changed:
             found = [(when, text, False) for _, _, events in self._attempts.values() for when, text in events]
@@ -337,27 +335,15 @@ class _Events:
     def _read_attempt(self, number: int) -> bool:
         attempt = self._folder / contract.attempt_dir(number)
         if number not in self._attempts:
-            nodes = [name for name in _names(attempt) if name.startswith("node-")]
-            if not nodes:
+            node = min(attempt.glob("node-*"), default=None)
+            if not node:
                 return False
-            node = attempt / min(nodes)
             self._attempts[number] = Changes(node / contract.AGENT_EVENTS), node, []
         changes, node, _ = self._attempts[number]
         if not changes.are_there():
             return False
         self._attempts[number] = changes, node, [*_bounds(node, number), *agents.history(node), *_followed(attempt)]
         return True
-
-
-def _count(folder: Path) -> int:
-    """Return how many attempts a run has."""
-    return max((int(name) + 1 for name in _names(folder / contract.ATTEMPTS_DIR) if name.isdecimal()), default=0)
-
-
-def _names(folder: Path) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-    return []
 
 
 def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:

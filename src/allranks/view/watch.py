@@ -401,15 +401,15 @@ def _line(line: str) -> Text:
 # --- parts of a screen ---
 
 
-def flow(parts: Iterable[Text | str], width: int, gap: str = "  ") -> list[Text]:
+def flow(parts: Iterable[Text | str], width: int) -> list[Text]:
     """Arrange parts side by side in lines of ``width``; cut parts that are longer than a line."""
     lines = list[Text]()
     for part in parts:
         piece = Text(part) if isinstance(part, str) else part
         if not piece.plain:
             continue
-        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= width:
-            lines[-1].append(gap).append_text(piece)
+        if lines and lines[-1].cell_len + 2 + piece.cell_len <= width:
+            lines[-1].append("  ").append_text(piece)
         else:
             lines.append(piece.copy())
     return [cut(line, width) for line in lines]
