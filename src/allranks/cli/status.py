@@ -54,8 +54,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "run": record.id,
         "command": run.command,
         "state": render.state(status.state) + native,
-        "progress": _progress(run),
-        "straggler": _straggler(run),
+        **_progress(run),
         "reason": status.reason,
         "cause": status.cause,
         **verdict,
@@ -75,15 +74,6 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     return ((name, str(value)) for name, value in rows.items() if value)
 
 
-def _progress(run: Run) -> str | None:
-    """Return where the training is; or for how long no rank has advanced, and where they stand if that is known."""
-    if run.record.status.state is not State.RUNNING:
-        return None
-    from allranks.runs.hangs import halted
-
-    return halted(run.attempt_folder) or (str(where) if (where := _position(run)) else None)
-
-
 def _position(run: Run) -> Position | None:
     if run.record.status.state is not State.RUNNING:
         return None
@@ -92,15 +82,19 @@ def _position(run: Run) -> Position | None:
     return position(run, time.time())
 
 
-def _straggler(run: Run) -> str | None:
-    """Return for which rank the others wait, and how many more there are."""
+def _progress(run: Run) -> dict[str, object]:
+    """Return where a running training is, or how long no rank has advanced; and for which rank the others wait."""
     if run.record.status.state is not State.RUNNING:
-        return None
+        return {}
+    from allranks.runs.hangs import halted
     from allranks.runs.stragglers import inspect
 
     sentences, _ = inspect(run.attempt_folder)
     more = f" (and {format_count(len(sentences) - 1, 'more straggler')})" if len(sentences) > 1 else ""
-    return sentences[0] + more if sentences else None
+    return {
+        "progress": halted(run.attempt_folder) or _position(run),
+        "straggler": sentences and sentences[0] + more,
+    }
 
 
 def _next(run: Run) -> str:
