@@ -161,7 +161,7 @@ def command(
     if step:
         title = f"{loaded.job.script or loaded.job.module}: one step of one rank on this CPU, {step.precision}"
     render.data(f"estimate for {title}\n\n{_parts(needs, step, speed, disk is None)}\n\n{_table(rows, pace)}\n")
-    for note in (f"ranks per node: {per_node} ({why})", *_notes(rows, networks), *_notes_on(pace)):
+    for note in (f"ranks per node: {per_node} ({why})", *_notes(rows, networks, pace)):
         render.data(f"note: {note}")
     for line in unknown:
         render.data(f"unknown: {line}")
@@ -273,35 +273,23 @@ def _table(rows: Sequence[Row], pace: Sequence[Pace]) -> str:
         header += ["STEP", "SPEED"]
     if any(each.cost is not None for each in pace):
         header += ["COST"]
-    cells = ([*_cells(row), *_paced(own)][: len(header)] for row, own in zip(rows, pace, strict=True))
+    cells = ([*_cells(row, own)][: len(header)] for row, own in zip(rows, pace, strict=True))
     return render.table(header, cells)
 
 
-def _paced(pace: Pace) -> Iterator[str]:
-    yield "unknown" if pace.step_seconds is None else format_span(pace.step_seconds)
-    yield "unknown" if pace.speedup is None else f"{pace.speedup:.2f} x"
-    yield "unknown" if pace.cost is None else f"{pace.cost:.2f}"
-
-
-def _notes_on(pace: Sequence[Pace]) -> Iterator[str]:
-    """Yield what steps and costs assume."""
-    if any(each.step_seconds for each in pace):
-        yield "STEP is --compute in proportion to a rank's samples, and then TIME; where they overlap, it is shorter"
-        yield "SPEED: samples per second, compared with the first row"
-    if any(each.cost is not None for each in pace):
-        yield "COST: of as many samples as 1,000 steps of the first row have"
-
-
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: Row, pace: Pace) -> Iterator[str]:
     yield from (str(row.nodes), str(row.ranks), row.strategy if row.ranks > 1 else "-")
     yield "unknown" if row.memory is None else format_size(row.memory)
     yield "-" if row.memory is None else f"{row.fits} GB" if row.fits else "none"
     yield format_size(row.sends)
     yield "unknown" if row.seconds is None else "-" if not row.sends else format_span(row.seconds)
     yield "unknown" if row.effective_batch is None else f"{row.effective_batch} ({row.ranks} x {row.rank_batch})"
+    yield "unknown" if pace.step_seconds is None else format_span(pace.step_seconds)
+    yield "unknown" if pace.speedup is None else f"{pace.speedup:.2f} x"
+    yield "unknown" if pace.cost is None else f"{pace.cost:.2f}"
 
 
-def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:
+def _notes(rows: Sequence[Row], networks: Sequence[Network], pace: Sequence[Pace]) -> Iterator[str]:
     """Yield what the numbers assume."""
     yield "GPU: the smallest common one that holds it and 1 GiB for CUDA's context"
     used = {row.network for row in rows if row.sends}
@@ -320,6 +308,11 @@ def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:
         yield f"{why}the backward pass hides a part of {'TIME' if is_measured else 'it'}"
     if uneven := sorted({row.ranks for row in rows if not row.divides}):
         yield f"the batch does not divide by {', '.join(map(str, uneven))} ranks: such a job is refused"
+    if any(each.step_seconds for each in pace):
+        yield "STEP is --compute in proportion to a rank's samples, and then TIME; where they overlap, it is shorter"
+        yield "SPEED: samples per second, compared with the first row"
+    if any(each.cost is not None for each in pace):
+        yield "COST: of as many samples as 1,000 steps of the first row have"
 
 
 def _unknown(needs: Needs, rows: Sequence[Row], step: MeasuredStep | None) -> Iterator[str]:

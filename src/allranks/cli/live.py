@@ -309,15 +309,10 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 def _fitting(text: bytes) -> str:
     """Return a text as one line of the terminal, without colours."""
-    plain = printable(_ESCAPE.sub("", text.decode(errors="replace")))
-    return cut(plain, render.BELOW.size.columns - 1)
-
-
-def cut(line: str, width: int) -> str:
-    """Cut a line to the cells of a terminal: a wide character takes two, a combining one none."""
+    line, width = printable(_ESCAPE.sub("", text.decode(errors="replace"))), render.BELOW.size.columns - 1
     if line.isascii():
         return line[:width]
-    from rich.cells import cell_len, set_cell_size  # Commands start sooner without it.
+    from rich.cells import cell_len, set_cell_size  # A wide character takes two cells, a combining one none.
 
     return line if cell_len(line) <= width else set_cell_size(line, width)
 

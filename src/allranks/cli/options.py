@@ -142,17 +142,14 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def add_options(function: Callable[..., Any], options: Sequence[Option]) -> Callable[..., Any]:
     """Add options of a job to a verb."""
     for option in reversed(options):
-        function = _click_option(option)(function)
+        first, *others = option.flags
+        names = [f"{first}/{option.off_flag}" if option.off_flag else first, *others, _key(option)]
+        takes: dict[str, Any] = {"is_flag": True}
+        if not option.is_flag:
+            takes = {"metavar": option.metavar, "multiple": option.multiple}
+            takes["shell_complete"] = partial(_complete, option)
+        function = click.option(*names, default=None, help=option.help, **takes)(function)
     return function
-
-
-def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    first, *others = option.flags
-    names = [f"{first}/{option.off_flag}" if option.off_flag else first, *others, _key(option)]
-    if option.is_flag:
-        return click.option(*names, is_flag=True, default=None, help=option.help)
-    takes: dict[str, Any] = {"metavar": option.metavar, "multiple": option.multiple}
-    return click.option(*names, default=None, help=option.help, shell_complete=partial(_complete, option), **takes)
 
 
 def _complete(option: Option, ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import chain, islice
 
 import click
@@ -63,9 +62,8 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 def _row(run: Run) -> tuple[str, ...]:
     record, status = run.record, run.record.status
-    began = status.started or record.created
-    took = format_seconds((status.ended or time.time()) - began) if status.ended or not status.state.is_final else "-"
+    took = "-" if run.seconds is None else format_seconds(run.seconds)
     code = "-" if status.exit_code is None else str(status.exit_code)
     reason = ": ".join(filter(None, (status.reason, status.cause)))
     what = (record.id, render.state(status.state), code, str(record.world_size), record.cluster)
-    return (*what, render.age(began), took, run.command or "-", reason)
+    return (*what, render.age(run.started), took, run.command or "-", reason)

@@ -34,7 +34,7 @@ def command(names: tuple[str, ...], output: str, trace: str | None, folder: str 
     gc.disable()  # It would go over all that is read again and again, which takes a third of the time.
     runs = find_each(folder, names or (None,))
     if trace is not None:
-        from allranks.view.trace import MARK, to_trace
+        from allranks.view.timeline import MARK, to_trace
 
         what, output, mark, text = "timeline of", trace, MARK, to_trace(runs)
     else:

@@ -33,8 +33,6 @@ from allranks.logs.merge import follow
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
-    from threading import Thread
-
     from allranks.clusters.base import ClusterKind, Started
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -141,7 +139,8 @@ def carry_out(
     news = News(started, run, live)
     news.report()
     if detach and not relay.interrupted():
-        _finish(recording)
+        if recording:
+            recording.join()
         render.as_json(report(run)) if as_json else render.data(run.record.id)
         render.talk(f"next: allranks logs -f {name_to_type(run)}")
         return 0
@@ -149,7 +148,8 @@ def carry_out(
     if live.is_lively:
         live.status = StatusLines(run, metrics)
     _follow(run, started, kind, live, news)
-    _finish(recording)
+    if recording:
+        recording.join()
     from allranks.launch.refresh import notify_end, observed
 
     run = observed(run, kind)
@@ -161,11 +161,6 @@ def carry_out(
     if as_json:
         render.as_json(report(run))
     return _conclude(run)
-
-
-def _finish(recording: Thread | None) -> None:
-    if recording:
-        recording.join()
 
 
 def introduce(plan: Plan, run: Run) -> None:
@@ -291,7 +286,7 @@ def _conclude(run: Run) -> int:
     """Report how a run ended, and return its exit code; one that was cancelled, or saved and left, is no error."""
     status = run.record.status
     if status.state is State.SUCCEEDED:
-        took = f" in {format_seconds(status.ended - status.started)}" if status.ended and status.started else ""
+        took = "" if status.seconds is None else f" in {format_seconds(status.seconds)}"
         render.talk(f"allranks: {run.record.id} succeeded{took}")
         if status.reason:
             render.talk(f"allranks: note: {render.one_line(status.reason)}")

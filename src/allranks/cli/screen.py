@@ -13,8 +13,8 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,9 +27,8 @@ from rich.text import Text
 
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import Run
-from allranks.view.feed import Feed, Snapshot
+from allranks.view.feed import Feed, Rows, RunsFeed, Snapshot
 from allranks.view.reader import Reader
-from allranks.view.run_list import Rows, RunsFeed
 from allranks.view.selection import Choice, press, scrolled
 from allranks.view.watch import run_screen, runs_screen
 
@@ -51,7 +50,7 @@ class Screen:
 
     def __enter__(self) -> Screen:
         with ExitStack() as stack:
-            stack.enter_context(_Restored())
+            stack.enter_context(_restored())
             reads, self._wakes = os.pipe()
             stack.callback(os.close, reads)  # The other end stays open: a thread may write to it until the end.
             os.set_blocking(self._wakes, False)
@@ -155,19 +154,19 @@ class Screen:
         return _KEY.findall(data.decode(errors="ignore"))
 
 
-class _Restored:
-    """A terminal that passes each key on at once, and is as before afterwards. Ctrl-Z would leave it as it is: off."""
-
-    def __enter__(self) -> None:
-        self._before = termios.tcgetattr(0)
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Have the terminal pass each key on at once, and be as before afterwards. Ctrl-Z would leave it as it is: off."""
+    before = termios.tcgetattr(0)
+    try:
         tty.setcbreak(0, termios.TCSADRAIN)
         now = termios.tcgetattr(0)
         now[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(0, termios.TCSADRAIN, now)
-
-    def __exit__(self, *_: object) -> None:
+        yield
+    finally:
         with suppress(termios.error):  # The terminal is gone.
-            termios.tcsetattr(0, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 class _Command:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
@@ -13,7 +13,7 @@ from allranks.errors import RunNotFoundError
 from allranks.logs.cause import is_foreign
 from allranks.logs.lineform import ranges
 from allranks.record.stacks import groups
-from allranks.runs.hangs import named
+from allranks.runs.hangs import named, named_ranks
 from allranks.runs.stacks import Stacks, ask
 from allranks.runs.status import State
 
@@ -61,14 +61,10 @@ def _lines(stacks: Stacks, show_all: bool) -> Iterator[str]:
     for ranks, example in groups(stacks.ranks):
         told = [f"{named(example.collective)} is pending"] if example.collective else []
         told += [] if example.frames else ["no Python frame"]
-        yield _ranks(ranks) + (f": {', '.join(told)}" if told else "")
+        yield named_ranks(ranks) + (f": {', '.join(told)}" if told else "")
         for at, frame in enumerate(example.frames):
             if show_all or at < _SHOWN or not is_foreign(frame.file):
                 yield f"  {frame.file}:{frame.line} in {frame.function}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
 
 
 def _notes(stacks: Stacks, timeout: float) -> Iterator[str]:
@@ -78,7 +74,7 @@ def _notes(stacks: Stacks, timeout: float) -> Iterator[str]:
         yield f"ranks {ranges(stacks.without)} run in an interpreter of their own: use py-spy dump --pid PID"
     for state in ("", *_STATES):
         if late := [rank for rank in stacks.late if stacks.states.get(rank, "") == state]:
-            yield f"{_ranks(late)} did not react: {_STATES.get(state, 'in code that takes no signals')}"
+            yield f"{named_ranks(late)} did not react: {_STATES.get(state, 'in code that takes no signals')}"
     if not (stacks.ranks or stacks.without or stacks.silent or stacks.late):
         yield "no rank of this run is running yet, or its node does not see this directory"
     if stacks.silent:

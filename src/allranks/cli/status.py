@@ -42,7 +42,7 @@ def command(run: str | None, folder: str | None, as_json: bool) -> int:
 def _rows(run: Run) -> Iterator[tuple[str, str]]:
     record, status, handle = run.record, run.record.status, run.record.handle
     native = "" if status.native == "ended" else f"  {render.dim(status.native)}"
-    began = status.started or record.created
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
     verdict: dict[str, str] = {}
     saved: list[int] = []
     if status.state.is_final and status.state is not State.SUCCEEDED:
@@ -50,13 +50,11 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
 
         verdict = verdict_rows(run)
         saved = [save.step for save in read_saves(run.folder) if save.path]
-    has_end = status.ended or not status.state.is_final
     rows: dict[str, object] = {
         "run": record.id,
         "command": run.command,
         "state": render.state(status.state) + native,
-        "progress": _progress(run),
-        "straggler": _straggler(run),
+        **_progress(run),
         "reason": status.reason,
         "cause": status.cause,
         **verdict,
@@ -65,8 +63,8 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "cluster": record.cluster if record.cluster == record.kind else f"{record.cluster} ({record.kind})",
         "job": run.job_id,
         "agent": handle.pid and f"process {handle.pid} on {handle.host}{' (ended)' if status.state.is_final else ''}",
-        "started": f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(began))}  {render.dim(render.age(began))}",
-        "took": format_seconds((status.ended or time.time()) - began) if has_end else None,
+        "started": f"{started}  {render.dim(render.age(run.started))}",
+        "took": None if run.seconds is None else format_seconds(run.seconds),
         "attempts": run.attempt and str(run.attempt + 1),
         "checkpoint": saved and f"step {saved[-1]}",
         "restarts": status.restarts and str(status.restarts),
@@ -74,18 +72,6 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "folder": render.path(run.folder),
     }
     return ((name, str(value)) for name, value in rows.items() if value)
-
-
-def _progress(run: Run) -> str | None:
-    """Return where the training is; or for how long no rank has advanced, and where they stand if that is known."""
-    if run.record.status.state is not State.RUNNING:
-        return None
-    from allranks.runs.hangs import newest, quiet_for, span
-
-    if (quiet := quiet_for(run.attempt_folder)) is None:
-        return str(where) if (where := _position(run)) else None
-    hang = newest(run.attempt_folder)
-    return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")
 
 
 def _position(run: Run) -> Position | None:
@@ -96,15 +82,19 @@ def _position(run: Run) -> Position | None:
     return position(run, time.time())
 
 
-def _straggler(run: Run) -> str | None:
-    """Return for which rank the others wait, and how many more there are."""
+def _progress(run: Run) -> dict[str, object]:
+    """Return where a running training is, or how long no rank has advanced; and for which rank the others wait."""
     if run.record.status.state is not State.RUNNING:
-        return None
-    from allranks.runs.stragglers import current
+        return {}
+    from allranks.runs.hangs import halted
+    from allranks.runs.stragglers import inspect
 
-    sentences = current(run.attempt_folder)
+    sentences, _ = inspect(run.attempt_folder)
     more = f" (and {format_count(len(sentences) - 1, 'more straggler')})" if len(sentences) > 1 else ""
-    return sentences[0] + more if sentences else None
+    return {
+        "progress": halted(run.attempt_folder) or _position(run),
+        "straggler": sentences and sentences[0] + more,
+    }
 
 
 def _next(run: Run) -> str:

@@ -111,7 +111,7 @@ def _conclude(trial: Trial, parts: Sequence[PartResult]) -> int:
             render.talk(f"allranks: {run.record.id}: it ended with {place}")
         render.error(explain(run))
         return status.exit_code or 1
-    took = f" in {format_seconds(status.ended - status.started)}" if status.ended and status.started else ""
+    took = "" if status.seconds is None else f" in {format_seconds(status.seconds)}"
     ranks = format_count(len(trial.of(RankInfo)), "rank")
     render.talk(f"allranks: {run.record.id}: self-test passed on {ranks}{took}")
     return 0

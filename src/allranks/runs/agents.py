@@ -204,7 +204,10 @@ class Happened:
     @property
     def awaited(self) -> str:
         """What the run waits for before its ranks run; empty while they run."""
-        return self._awaited if self._awaited and not self._lacks_agent() else ""
+        # Ranks that a scheduler has started have logs, and no agent.
+        if self._awaited and (self._node / contract.LOG_INDEX).exists():
+            return self._awaited if (self._node / contract.HEARTBEAT).exists() else ""
+        return self._awaited
 
     def news(self) -> list[str]:
         """Return new events as lines of text."""
@@ -219,10 +222,6 @@ class Happened:
         events = [*read_events(path)][self._count :]
         self._count += len(events)
         return [line for event in events if (line := self.line(event))]
-
-    def _lacks_agent(self) -> bool:
-        """Return True if a scheduler has started the ranks: there are logs, and no agent."""
-        return (self._node / contract.LOG_INDEX).exists() and not (self._node / contract.HEARTBEAT).exists()
 
     def line(self, event: Event) -> str | None:
         """Return an event as a line of text; None if it is not shown, or from another version."""

@@ -9,7 +9,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -75,8 +75,9 @@ def _record(run: Run, folder: Path, environ: Mapping[str, str]) -> None:
     if len(where) != 3:
         return  # There is no commit yet, or git rejects the directory as another user's.
     root, commit, branch = where
+    secrets = [*filter(None, [environ.get(contract.NOTIFY_WEBHOOK)]), *secret_values(environ)]
     names = [*filter(None, _git(Path(root), deadline, *_DIFF, "--name-only", "-z").split("\0"))]
-    text = scrub(_git(Path(root), deadline, *_DIFF), _secrets(environ)) if names else ""
+    text = scrub(_git(Path(root), deadline, *_DIFF), secrets) if names else ""
     text = _WEBHOOK.sub(rf"\1{PLACEHOLDER}", text)
     diffs = [_hash(each) for each in _EACH.split(text)[1:]]
     if len(text.encode()) >= _MOST_BYTES:
@@ -92,11 +93,6 @@ def _hash(text: str) -> str:
     import hashlib  # The import takes some milliseconds, and most runs do not need it.
 
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
-
-
-def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
-    yield from filter(None, [environ.get(contract.NOTIFY_WEBHOOK)])
-    yield from secret_values(environ)
 
 
 def _git(folder: Path, deadline: float, *words: str) -> str:

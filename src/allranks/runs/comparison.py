@@ -111,9 +111,9 @@ def rank_hours(run: Run) -> float | None:
     for number in range(run.attempt + 1):
         folder = run.folder / contract.attempt_dir(number)
         status, (ranks, _) = agents.reported_by_all(folder), agents.size(folder) or (run.world_size, 1)
-        if not (status.started and status.ended):
+        if status.seconds is None:
             return None
-        seconds += (status.ended - status.started) * ranks
+        seconds += status.seconds * ranks
     return seconds / 3600
 
 

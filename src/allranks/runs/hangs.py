@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,11 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Format ranks as ``rank 3`` or ``ranks 0,2-3``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+
+
 def named(collective: Collective) -> str:
     """Format a collective as ``all_reduce #4812 (33 MB)``, with its process group unless that has all ranks."""
     group = f", process group {collective.group}" if collective.group != "0" else ""
@@ -71,7 +76,7 @@ class Group:
     @property
     def named(self) -> str:
         """The ranks as text."""
-        return f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {ranges(self.ranks)}"
+        return named_ranks(self.ranks)
 
     @cached_property
     def users(self) -> tuple[str, int, str] | None:
@@ -216,7 +221,7 @@ class Hang:
         """Where the ranks are, in one sentence."""
         parts = [group.phrase for group in self.groups]
         if self.left:
-            parts.append(f"{'rank' if len(self.left) == 1 else 'ranks'} {ranges(self.left)} exited without an error")
+            parts.append(f"{named_ranks(self.left)} exited without an error")
         if self.kind == "hang-mismatch" and self.mismatch:
             parts.append(self.mismatch)
         return "; ".join(parts)
@@ -278,6 +283,14 @@ def quiet_for(attempt: Path) -> float | None:
     if quiet >= _SHOWN_AFTER or (quiet >= _LOOKED_UP_AFTER and newest(attempt)):
         return quiet
     return None
+
+
+def halted(attempt: Path) -> str:
+    """Return for how long no rank has advanced, and where they are if that is known; empty if they advance."""
+    if (quiet := quiet_for(attempt)) is None:
+        return ""
+    hang = newest(attempt)
+    return f"no step for {span(quiet)}" + (f": {hang.sentence}" if hang else "")
 
 
 #: The line to show when a hang is over.

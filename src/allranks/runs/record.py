@@ -85,6 +85,17 @@ class Run:
         return max(self.record.world_size, len({log.name for log in logs}))
 
     @property
+    def started(self) -> float:
+        """When its newest attempt started, or else when it was created, in seconds since 1970."""
+        return self.record.status.started or self.record.created
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from its start to its end, or so far; None if it has ended at an unknown time."""
+        status = self.record.status
+        return None if status.state.is_final and not status.ended else (status.ended or time.time()) - self.started
+
+    @property
     def job_id(self) -> str | None:
         """Job id of the newest attempt under a scheduler; each attempt may be a separate job."""
         with contextlib.suppress(OSError):

@@ -55,6 +55,11 @@ class Status:
     peak_memory: int | None = None
     cause: str | None = None
 
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from its start to its end; None if one of them is unknown."""
+        return self.ended - self.started if self.ended and self.started else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain JSON."""
         return {**asdict(self), "state": self.state.value}

@@ -110,13 +110,11 @@ class Straggler:
         return f"{who} {does} for {self.steps} steps: {'; '.join(filter(None, evidence))}"
 
 
-def current(attempt: Path) -> list[str]:
-    """Return sentences on the stragglers in the last two minutes of an attempt, the worst first, and on slow GPUs."""
-    return inspect(attempt)[0]
-
-
 def inspect(attempt: Path) -> tuple[list[str], dict[int, list[float]]]:
-    """Return the result of :func:`current`, and by node the own seconds per step of its ranks."""
+    """Return sentences on the stragglers in the last two minutes of an attempt, the worst first, and on slow GPUs.
+
+    And by node the own seconds per step of its ranks.
+    """
     ranks = of_start(read(attempt, newest=NEWEST))
     found, gpus = explained([one for one in find(ranks) if one.is_current], ranks, attempt)
     own = dict[int, list[float]]()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -26,9 +25,9 @@ from allranks.logs.merge import MergedLogs, Tail
 from allranks.record.events import read_events
 from allranks.runs import agents
 from allranks.runs.attempt import decision_after
-from allranks.runs.hangs import newest, quiet_for, span
+from allranks.runs.hangs import halted
 from allranks.runs.metrics import MetricsReader
-from allranks.runs.record import Run, load
+from allranks.runs.record import Run, load, newest_attempt
 from allranks.runs.status import State
 from allranks.runs.steptime import Position, position
 from allranks.runs.stragglers import inspect
@@ -175,9 +174,8 @@ class _Delays:
 
     def find(self, run: Run) -> str:
         """Return the message; empty if its ranks advance. Stragglers are searched for only at intervals."""
-        if (quiet := quiet_for(run.attempt_folder)) is not None:
-            hang = newest(run.attempt_folder)
-            return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
+        if halt := halted(run.attempt_folder):
+            return printable(halt)
         if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
             self._looked = time.monotonic()
             sentences, self.own = inspect(run.attempt_folder)
@@ -324,7 +322,7 @@ class _Events:
         """Read what is new."""
         has_changed = self.saves.read()
         last = max(self._attempts, default=0)
-        for number in range(last, _count(self._folder)):  # Those before the last do not change any more.
+        for number in range(last, newest_attempt(self._folder) + 1):  # Those before the last do not change any more.
             has_changed = self._read_attempt(number) or has_changed
         if has_changed:
             found = [(when, text, False) for _, _, events in self._attempts.values() for when, text in events]
@@ -337,27 +335,15 @@ class _Events:
     def _read_attempt(self, number: int) -> bool:
         attempt = self._folder / contract.attempt_dir(number)
         if number not in self._attempts:
-            nodes = [name for name in _names(attempt) if name.startswith("node-")]
-            if not nodes:
+            node = min(attempt.glob("node-*"), default=None)
+            if not node:
                 return False
-            node = attempt / min(nodes)
             self._attempts[number] = Changes(node / contract.AGENT_EVENTS), node, []
         changes, node, _ = self._attempts[number]
         if not changes.are_there():
             return False
         self._attempts[number] = changes, node, [*_bounds(node, number), *agents.history(node), *_followed(attempt)]
         return True
-
-
-def _count(folder: Path) -> int:
-    """Return how many attempts a run has."""
-    return max((int(name) + 1 for name in _names(folder / contract.ATTEMPTS_DIR) if name.isdecimal()), default=0)
-
-
-def _names(folder: Path) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-    return []
 
 
 def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:
@@ -387,3 +373,63 @@ def _left(run: Run) -> float | None:
         limit = json.loads((run.folder / contract.BATCH_SPEC).read_text())["time"]
         return max(0.0, (run.attempt_folder / contract.JOB).stat().st_mtime + float(limit) - time.time())
     return None
+
+
+# --- the runs of a list: only those that fit on the screen ---
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of several: its step, the last value of each metric, and where it is in its epochs, if that is known."""
+
+    run: Run
+    step: int | None
+    last: Mapping[str, float]
+    problem: str = ""
+    position: Position | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some runs of a list, of which the first is number ``top``, counted from 0, of ``total``."""
+
+    rows: Sequence[Row] = ()
+    top: int = 0
+    total: int = 0
+
+
+class RunsFeed:
+    """Reads runs. ``find`` returns all, the newest first, and is called again each time; ``show`` is, by any thread."""
+
+    def __init__(self, find: Callable[[], Sequence[Path]], kind_of: Callable[[str], ClusterKind]) -> None:
+        self._find, self._kind_of = find, kind_of
+        self._known: dict[Path, tuple[LiveStatus, Metrics]] = {}
+        self._positions: dict[Path, Position | None] = {}
+        self._shown = (0, 1)
+
+    def show(self, top: int, most: int) -> None:
+        """Read so many runs from one on, from the next call on."""
+        self._shown = (top, most)
+
+    def read(self) -> Rows:
+        """Return the runs that are shown as they are now."""
+        folders, (top, most) = self._find(), self._shown
+        top = max(0, min(top, len(folders) - most))
+        found = (self._read(folder) for folder in folders[top : top + most])
+        return Rows([row for row in found if row], top, len(folders))
+
+    def _read(self, folder: Path) -> Row | None:
+        if folder not in self._known:
+            try:
+                run = load(folder)
+                status = LiveStatus(run, self._kind_of(run.record.kind))
+            except AllranksError:  # `allranks ps` reports it.
+                return None
+            self._known[folder] = status, Metrics(folder)
+        status, metrics = self._known[folder]
+        if status.read():
+            is_running = status.run.record.status.state is State.RUNNING
+            self._positions[folder] = position(status.run, time.time()) if is_running else None
+        metrics.read()
+        last = {name: curve.last for name, curve in metrics.curves.items()}
+        return Row(status.run, metrics.step, last, status.problem, self._positions.get(folder))

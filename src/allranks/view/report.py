@@ -23,8 +23,8 @@ from allranks.runs.comparison import Compared, different, names_of, rank_hours
 from allranks.runs.metrics import MetricLine, speeds
 from allranks.runs.record import Run
 from allranks.runs.usage import node_usage
-from allranks.view.attempts import attempts_of
 from allranks.view.steptime import repeated, step_times
+from allranks.view.timeline import attempts_of
 
 #: Points of a curve: more than a screen has columns, and little for a file.
 MOST_POINTS = 1000

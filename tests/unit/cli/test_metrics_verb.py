@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trained import train
 
-from allranks.view.openmetrics import escaped
+from allranks.cli.metrics import escaped
 
 #: By the ABNF of OpenMetrics 1.0: a sample, and a label with its escaped value.
 _LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^\\"\n]|\\[\\"n])*"'

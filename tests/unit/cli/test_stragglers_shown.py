@@ -7,7 +7,7 @@ from typing import Any
 
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import load
-from allranks.runs.stragglers import current
+from allranks.runs.stragglers import inspect
 from allranks.runs.usage import Workers, node_usage, workers_of
 from allranks.view.feed import Feed
 from waiting import PATIENCE, wait_for
@@ -64,7 +64,7 @@ def test_the_slow_rank_of_a_training_is_named_and_why(allranks: Any) -> None:
     assert watched.delay.startswith("rank 1 on ")
     (allranks.folder / "turn").touch()
     assert (process.communicate(timeout=PATIENCE), process.returncode)[1] == 0
-    (sentence,) = current(load(allranks.runs()[-1]).attempt_folder)
+    (sentence,), _ = inspect(load(allranks.runs()[-1]).attempt_folder)
     assert re.match(r"rank 2 on \S+ waits for data for \d+ steps: ", sentence)
     assert _line(allranks("status").stdout) is None, "it has ended"
 

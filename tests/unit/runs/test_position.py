@@ -13,7 +13,7 @@ from allranks.clusters.registry import load_kind
 from allranks.record.steptime import HEAD, PHASES, Place, Window
 from allranks.runs.record import Record, Run, load
 from allranks.runs.steptime import Position, position
-from allranks.view.run_list import RunsFeed
+from allranks.view.feed import RunsFeed
 from waiting import PATIENCE, wait_for
 
 #: Two epochs of 8 batches, and a third: each step waits until it may be made.

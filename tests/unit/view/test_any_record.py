@@ -207,7 +207,7 @@ def replay(run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[
     def begin(ranks: int) -> tuple[Training, Feed]:
         training = Training(run, ranks)
         clock = SimpleNamespace(time=lambda: training.now, monotonic=lambda: training.now)
-        for module in ("feed", "attempts", "report"):
+        for module in ("feed", "timeline", "report"):
             monkeypatch.setattr(f"allranks.view.{module}.time", clock)
         monkeypatch.setattr("allranks.runs.hangs.time", SimpleNamespace(**vars(time) | vars(clock)))
         status = Status(State.RUNNING, "ranks running", started=0.0)

@@ -13,8 +13,7 @@ import pytest
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import load
 from allranks.runs.status import State
-from allranks.view.feed import Curve, Feed, Snapshot
-from allranks.view.run_list import RunsFeed
+from allranks.view.feed import Curve, Feed, RunsFeed, Snapshot
 
 
 @pytest.fixture

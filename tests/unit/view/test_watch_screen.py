@@ -13,8 +13,7 @@ import pytest
 from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status
 from allranks.runs.steptime import Position
-from allranks.view.feed import Snapshot
-from allranks.view.run_list import Row, Rows
+from allranks.view.feed import Row, Rows, Snapshot
 from allranks.view.selection import Choice, press
 from allranks.view.watch import below_log, run_screen, runs_screen
 
