@@ -85,8 +85,10 @@ def test_the_agent_of_a_launcher_that_is_gone_ends(
     process = allranks.popen("run")
     waiting()
     process.send_signal(number)
-    gate.write_text("0\n")
+    opened = os.open(gate, os.O_RDWR)  # Opening it to write alone waits for a check that may have ended with the run.
+    os.write(opened, b"0\n")
     out, _ = process.communicate(timeout=PATIENCE)
+    os.close(opened)
     assert (process.returncode, out) == (-number, b"")
     wait_for("its end", lambda: not marked(contract.RUN_DIR, str(allranks.run())))
     assert not [*allranks.run().glob(f"attempts/*/node-*/{contract.AGENT_EVENTS}")]
