@@ -147,11 +147,11 @@ _ACCELERATE = _syntax(
 #: deepspeed/launcher/runner.py of DeepSpeed 0.14 to 0.18.
 _DEEPSPEED = _syntax(
     """--hostfile --include --exclude --num-nodes --min-elastic-nodes --max-elastic-nodes --num-gpus --master-port
-    --master-addr --node-rank --launcher --launcher-args --autotuning --bind-core-list --ssh-port --save-pid
-    --enable-each-rank-log --venv-script""",
+    --master-addr --node-rank --launcher --launcher-args --autotuning --bind-core-list --ssh-port --comment --account
+    --enable-each-rank-log --venv-script --num-accelerators""",
     """--module --no-python --no-local-rank --no-ssh-check --force-multi --elastic-training --bind-cores-to-rank
-    --no-ssh --help""",
-    "-H=--hostfile -i=--include -e=--exclude -h=--help",
+    --no-ssh --save-pid --help""",
+    "-H=--hostfile -i=--include -e=--exclude -h=--help --num-accelerators=--num-gpus",
 )
 #: Open MPI 4 and 5, and Hydra of MPICH and Intel MPI.
 _MPIRUN = _syntax(

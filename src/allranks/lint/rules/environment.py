@@ -174,20 +174,27 @@ def _use_env(view: View) -> Iterator[Found]:
 
 @fatal(
     "AR808 unknown-option",
-    "torchrun has no option {option}, and exits with a usage error",
-    fix="{meant}torchrun --help lists the options",
-    source=TORCHRUN,
+    "{launcher} has no option {option}, and exits with a usage error",
+    fix="{meant}{launcher} --help lists the options",
+    source=f"{TORCHRUN}; deepspeed/launcher/runner.py of DeepSpeed 0.18",
 )
 def _unknown_option(view: View) -> Iterator[Found]:
-    for launch in view.torchrun:
-        known = launch.call.syntax.valued | launch.call.syntax.flags | {"--use-env"}
+    for launch in view.launches:
+        syntax, is_deepspeed = launch.call.syntax, launch.name == "deepspeed"
+        if not (launch.is_torch or is_deepspeed):
+            continue
+        known = (syntax.valued | syntax.flags) - {"--use-env"}
+        if is_deepspeed:  # Unlike torchrun it wants underscores.
+            known = {f"--{name[2:].replace('-', '_')}" for name in known} | syntax.same.keys()
         for given in launch.call.given:
-            if given.name in known or not given.name.startswith("--") or " " in given.typed:
+            name = given.typed if is_deepspeed else given.name
+            is_read = name in known or name == "--use-env" or (name[:2] != "--" and name != "-m")
+            if is_read or name == "--" or " " in given.typed or sum(each.startswith(name) for each in known) == 1:
                 continue
-            if sum(name.startswith(given.name) for name in known - {"--use-env"}) == 1:
-                continue
-            near = get_close_matches(given.name, sorted(known - {"--use-env"}), n=1, cutoff=0.75)
-            yield Found(given.at, {"option": given.typed, "meant": f"did you mean {near[0]}? " if near else ""})
+            near = ["--module"] if name == "-m" else get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+            meant = f"did you mean {near[0]}? " if near else ""
+            launcher = "deepspeed" if is_deepspeed else "torchrun"
+            yield Found(given.at, {"launcher": launcher, "option": given.typed, "meant": meant})
             break  # What follows an unknown option may be its value.
 
 

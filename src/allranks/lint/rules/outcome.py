@@ -164,8 +164,14 @@ def _trap_waits(view: View) -> Iterator[Found]:
             yield Found(roots[-1].at, {"signal": signal})
 
 
-#: Files that set up an environment, and no trap.
-_SETS_NO_TRAP = re.compile(r"activate$|/\.?bashrc$|/profile$|conda\.sh$")
+#: Files that set up an environment: they set no trap, and start no step.
+_SETS_UP = re.compile(r"activate$|/\.?bashrc$|/profile$|conda\.sh$")
+
+
+def _runs_other_scripts(view: View) -> bool:
+    """Return whether the script's own shell runs other files, but for those that set up an environment."""
+    commands = view.script.named("source", ".")
+    return not all(command.args and _SETS_UP.search(command.args[0].shown) for command in commands)
 
 
 @fatal(
@@ -177,8 +183,7 @@ _SETS_NO_TRAP = re.compile(r"activate$|/\.?bashrc$|/profile$|conda\.sh$")
 def _no_trap(view: View) -> Iterator[Found]:
     # A program that the shell becomes, or another script, may handle signals itself.
     becomes = any(command.context.level == 0 for command in view.script.named("exec"))
-    sourced = (word for command in view.script.named("source", ".") for word in command.values[:1])
-    if becomes or not all(word and _SETS_NO_TRAP.search(word) for word in sourced):
+    if becomes or _runs_other_scripts(view):
         return
     for signal, to_batch, at in _signals(view):
         if to_batch and signal not in _traps(view):
@@ -220,8 +225,9 @@ def _agent_dies(view: View) -> Iterator[Found]:
     source=f"{SBATCH} --signal",
 )
 def _no_step(view: View) -> Iterator[Found]:
-    steps = (*REMOTE, "sbatch", "source", ".")  # Files that are not here may start some; mpirun does on other nodes.
-    if not view.launches or any(view.script.named(*steps)) or any(launch.starter for launch in view.launches):
+    # Files that are not here may start steps; mpirun does on other nodes.
+    starts_steps = any(view.script.named(*REMOTE, "sbatch")) or any(launch.starter for launch in view.launches)
+    if not view.launches or starts_steps or _runs_other_scripts(view):
         return
     for signal, to_batch, at in _signals(view):
         if not to_batch:

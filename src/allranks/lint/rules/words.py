@@ -15,8 +15,8 @@ from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, likely
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
-#: Directives of schedulers that are not known here.
 _RANDOM = re.compile(r"\bRANDOM\b")
+#: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
 _ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 #: Commands that take files and directories.
