@@ -187,14 +187,14 @@ class ControlFlow(Expander):
         is_while = node.type == "while_statement"
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         name = self._source(variable) if variable is not None else ""
+        if node.type == "c_style_for_statement":
+            name = next((self._source(child) for child in below(node, "variable_name")), "")
         values = list(node.children_by_field_name("value"))
         words = tuple(word for child in values for word in self._words(child, context))
         loop = Loop("while" if is_while else "for", name, words, reads_input, self._piece.at(node.start_byte))
         for condition in node.children_by_field_name("condition") if is_while else ():
             if condition.is_named:
                 self._statement(condition, replace(context, is_condition=True))
-        if node.type == "c_style_for_statement":
-            name = next((self._source(child) for child in below(node, "variable_name")), "")
         if name:
             self._forget(name, loop.at, context)
         unknown = dict.fromkeys(self._assigned_in(body))

@@ -183,7 +183,7 @@ def _unknown_option(view: View) -> Iterator[Found]:
         syntax, is_deepspeed = launch.call.syntax, launch.name == "deepspeed"
         if not (launch.is_torch or is_deepspeed):
             continue
-        known = (syntax.valued | syntax.flags) - {"--use-env"}
+        known = {*syntax.valued, *syntax.flags} - {"--use-env"}
         if is_deepspeed:  # Unlike torchrun it wants underscores.
             known = {f"--{name[2:].replace('-', '_')}" for name in known} | syntax.same.keys()
         for given in launch.call.given:

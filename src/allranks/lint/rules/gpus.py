@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.lint.launches import Launch
+from allranks.lint.model import Assignment
 from allranks.lint.reading import View
 from allranks.lint.rules.base import SBATCH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
@@ -27,17 +28,23 @@ _IN_PARTS = re.compile(r"split|pipe|shard|parallel")
 _HIDING = ("single", "per_task", "map_gpu", "closest")
 
 
+def _shown(view: View, launch: Launch) -> Assignment | None:
+    """Return the assignment to CUDA_VISIBLE_DEVICES that holds for a launcher; None if there is none."""
+    before = [
+        assignment
+        for assignment in view.script.assigned("CUDA_VISIBLE_DEVICES")
+        if not assignment.is_prefix and assignment.order < launch.command.order
+    ]
+    own = [assignment for assignment in launch.command.sets if assignment.name == "CUDA_VISIBLE_DEVICES"]
+    return next(reversed(before + own), None)
+
+
 def _visible(view: View, launch: Launch) -> tuple[int, str]:
     """Return how many GPUs CUDA_VISIBLE_DEVICES leaves to a launcher, and its text; 0 if it has no numbers of them."""
-    text = None
-    for assignment in view.script.assigned("CUDA_VISIBLE_DEVICES"):
-        if not assignment.is_prefix and assignment.order < launch.command.order:
-            text = assignment.value
-    for assignment in launch.command.sets:
-        if assignment.name == "CUDA_VISIBLE_DEVICES":
-            text = assignment.value
-    devices = [device for device in (text or "").split(",") if device]
-    return len(devices) if all(device.isdecimal() for device in devices) else 0, text or ""
+    shown = _shown(view, launch)
+    text = (shown and shown.value) or ""
+    devices = [device for device in text.split(",") if device]
+    return len(devices) if all(device.isdecimal() for device in devices) else 0, text
 
 
 @fatal(
@@ -49,8 +56,41 @@ def _visible(view: View, launch: Launch) -> tuple[int, str]:
 def _fewer_visible(view: View) -> Iterator[Found]:
     for launch in view.launches:
         gpus, devices = _visible(view, launch)
-        if launch.nproc and 0 < gpus < launch.nproc:
+        if launch.nproc and 0 < gpus < launch.nproc and launch.name != "deepspeed":  # Its rule is the next one.
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus, "devices": devices})
+
+
+@likely(
+    "AR123 visible-devices-ignored",
+    "deepspeed ignores CUDA_VISIBLE_DEVICES where {option} is given",
+    fix="one of the two: CUDA_VISIBLE_DEVICES, or --include localhost:0,1",
+    source="deepspeed/launcher/runner.py of DeepSpeed 0.18",
+)
+def _ignored_devices(view: View) -> Iterator[Found]:
+    for launch in view.launches:
+        shown, given = _shown(view, launch), launch.call.get("--num-gpus", "--include", "--exclude")
+        if launch.name != "deepspeed" or not shown or not given or launch.call.get("--hostfile"):
+            continue
+        wanted = given.value.value if given.name == "--include" else None
+        if given.name == "--num-gpus" and given.value.number:
+            wanted = ",".join(map(str, range(given.value.number)))
+        is_known = shown.value is not None and wanted is not None
+        is_same = is_known and (wanted or "").rpartition(":")[2] == shown.value
+        if not is_same and (is_known or view.script.kind == "plain"):
+            yield Found(given.at, {"option": given.typed})
+
+
+@fatal(
+    "AR124 count-for-each-gpu",
+    "nvidia-smi prints the count once for each GPU: with four of them this is 4 4 4 4",
+    fix="nvidia-smi --list-gpus | wc -l",
+    source="nvidia-smi --help-query-gpu, count",
+)
+def _counts(view: View) -> Iterator[Found]:
+    for command in view.script.named("nvidia-smi"):
+        is_one = any(value.startswith(("-i", "--id")) for value in command.values)
+        if "--query-gpu=count" in command.values and command.context.is_substitution and not command.context.pipe:
+            yield from () if is_one else (Found(command.at),)
 
 
 @hint(

@@ -118,6 +118,27 @@ def _same_node_rank(view: View) -> Iterator[Found]:
             yield Found(given.at, {"rank": rank, "starter": starter.name})
 
 
+@fatal(
+    "AR328 all-nodes-on-this-machine",
+    "the loop starts the ranks of all nodes on this machine: nothing takes them to the others",
+    fix="ssh or srun takes each to its node; or one line for each node, typed there",
+    source=f"{TORCHRUN} --node-rank",
+)
+def _all_here(view: View) -> Iterator[Found]:
+    for launch in view.torchrun:
+        given, address = launch.call.get("--node-rank"), launch.call.get("--master-addr")
+        around = launch.command.context
+        counted = {loop.variable for loop in around.loops if loop.kind == "for"}
+        is_here = launch.starter is None and not around.level and not around.function and around.is_background
+        if not (is_here and given and address and counted) or launch.nproc == 1:
+            continue
+        is_local = bool(_LOCAL.fullmatch(address.value.prefix)) or any(
+            assignment.name == "CUDA_VISIBLE_DEVICES" for assignment in launch.command.sets
+        )
+        if given.value.names(*counted) and not is_local:
+            yield Found(launch.command.at)
+
+
 def _has_unused_rank(view: View) -> bool:
     """Return whether the script takes the rank of its node from its environment, and then does not use it."""
     own = view.script.assigned("NODE_RANK", "MACHINE_RANK", "node_rank", "machine_rank")

@@ -52,6 +52,24 @@ def _may_set_more(view: View) -> bool:
 
 
 @likely(
+    "AR223 unset-python-path",
+    "set -u ends the script here where PYTHONPATH is not set, as in most shells",
+    fix="${{PYTHONPATH:-}} in the place of $PYTHONPATH",
+    source=f"{BASH}, set -u",
+)
+def _unset_path(view: View) -> Iterator[Found]:
+    script = view.script
+    setters = [command.order for command in script.named("source", ".", "eval", "module", "ml")]
+    first = min([*setters, *(each.order for each in script.assigned("PYTHONPATH"))], default=0)
+    if "nounset" not in script.shell_options or len(script.text.files) > 1:
+        return
+    for use in script.uses:
+        if use.name == "PYTHONPATH" and not use.level and not use.has_default and use.order <= first:
+            yield Found(use.at)
+            return
+
+
+@likely(
     "AR212 misspelled-variable",
     "${name} is never set here, and {meant} is set and never used",
     fix="write ${meant}, or set {name}",

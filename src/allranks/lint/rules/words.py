@@ -41,6 +41,21 @@ def _spaced_assignment(view: View) -> Iterator[Found]:
 
 
 @fatal(
+    "AR222 equals-between-blanks",
+    "{before} = {after} are three arguments",
+    fix="{before}={after}",
+    source=f"{BASH}, Word Splitting; hydra.cc, override grammar",
+)
+def _spaced_argument(view: View) -> Iterator[Found]:
+    for launch in view.launches:
+        words = launch.command.args
+        for at, word in enumerate(words[1:-1], 1):
+            if word.value == "=" and not word.parts[0].quote:
+                yield Found(words[at - 1].at, {"before": words[at - 1].shown, "after": words[at + 1].shown})
+                break
+
+
+@fatal(
     "AR202 continued-line-is-cut",
     "{what}, and the options from here on are lost",
     fix="end each line of the command but the last in a backslash, with no blank after it and no comment line between",
