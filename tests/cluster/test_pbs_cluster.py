@@ -244,8 +244,9 @@ def test_who_gets_signals(standin: StandInPbs, work: Path) -> None:
     listens = f"trap 'echo '$1' >>{work}/told' TERM; touch {work}/$1; while :; do sleep 0.1; done"
     script(work, f"{listens}\n", "listen")
     run = f"sh {work}/listen"
+    # Not bash: it handles SIGTERM itself, and was once seen to exit with 143 in the place of dying of it.
     text = (
-        "#PBS -l select=2:ncpus=1 -l place=scatter\necho ready\n"
+        "#PBS -S /bin/sh\n#PBS -l select=2:ncpus=1 -l place=scatter\necho ready\n"
         f"{run} child & setsid {run} stray & pbsdsh -n 1 -- {run} task & {run} last\n"
     )
     standin.set(kill_delay=PATIENCE)
