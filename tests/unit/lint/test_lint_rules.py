@@ -364,3 +364,10 @@ def test_a_script_that_counts_the_nodes_of_pbs_needs_no_placement() -> None:
     for count, codes in {"sort -u $PBS_NODEFILE | wc -l": set(), "wc -l < $PBS_NODEFILE": {"AR412"}}.items():
         found = lint("job.sh", f"{head}N=$({count})\n{run}\n".encode())
         assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes
+
+
+def test_an_option_that_is_near_to_an_unknown_one_is_named() -> None:
+    (finding,) = [
+        each for each in lint("job.sh", b"torchrun --nproc_per_nodes=4 train.py\n") if each.rule.code == "AR808"
+    ]
+    assert finding.fix == "torchrun --help lists the options; did you mean --nproc-per-node?"

@@ -175,7 +175,7 @@ def _use_env(view: View) -> Iterator[Found]:
 @fatal(
     "AR808 unknown-option",
     "{launcher} has no option {option}, and exits with a usage error",
-    fix="{meant}{launcher} --help lists the options",
+    fix="{launcher} --help lists the options{meant}",
     source=f"{TORCHRUN}; deepspeed/launcher/runner.py of DeepSpeed 0.18",
 )
 def _unknown_option(view: View) -> Iterator[Found]:
@@ -192,7 +192,7 @@ def _unknown_option(view: View) -> Iterator[Found]:
             if is_read or name == "--" or " " in given.typed or sum(each.startswith(name) for each in known) == 1:
                 continue
             near = ["--module"] if name == "-m" else get_close_matches(name, sorted(known), n=1, cutoff=0.75)
-            meant = f"did you mean {near[0]}? " if near else ""
+            meant = f"; did you mean {near[0]}?" if near else ""
             launcher = "deepspeed" if is_deepspeed else "torchrun"
             yield Found(given.at, {"launcher": launcher, "option": given.typed, "meant": meant})
             break  # What follows an unknown option may be its value.
