@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import click
 
@@ -28,14 +30,19 @@ def command(runs: tuple[str, ...], folder: str | None, show_all: bool) -> int:
         raise UsageError("watch needs a terminal", why=why, fix="allranks logs -f, or allranks status --json")
     where = runs_folder(folder)
     if len(runs) > 1:
-        named = [*dict.fromkeys(find(where, name).folder for name in runs)]
-    elif not show_all:
-        run = find_unfinished(folder, runs[0] if runs else None)
+        found = [*dict.fromkeys(find(where, name).folder for name in runs)]
+        return _list(lambda: found)
+    if show_all:
+        return _list(lambda: [where / run_id for run_id in reversed(run_ids(where))])
+    run = find_unfinished(folder, runs[0] if runs else None)
     from allranks.cli.screen import Screen
 
     with Screen() as screen:
-        if len(runs) > 1:
-            return screen.watch_all(lambda: named)
-        if show_all:
-            return screen.watch_all(lambda: [where / run_id for run_id in reversed(run_ids(where))])
         return screen.watch(run)
+
+
+def _list(find_all: Callable[[], Sequence[Path]]) -> int:
+    from allranks.cli.screen import Screen
+
+    with Screen() as screen:
+        return screen.watch_all(find_all)
