@@ -18,6 +18,8 @@ from allranks.lint.unwrap import unwrap
 #: Branches of a file, and outcomes of each, for which it is read again.
 _BRANCHES, _OUTCOMES = 2, 3
 _DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS)\s", re.MULTILINE)
+#: Files and commands that set up a shell: they set no variables of a job and no traps, and start no step.
+_SETS_UP = re.compile(r"/activate$|^activate$|conda|mamba|/etc/|\.bashrc$|\.bash_profile$|\.profile$|lmod|/modules/")
 
 
 @dataclass
@@ -40,6 +42,12 @@ class View:
     def has_many_nodes(self) -> bool:
         """Whether its directives request more than one node."""
         return (self.resources.nodes or 0) > 1
+
+    @property
+    def runs_more(self) -> bool:
+        """Whether its shell runs lines that are not here, but for those that set up an environment or a profile."""
+        commands = self.script.named("source", ".", "eval")
+        return any(not _SETS_UP.search(word.shown) for command in commands for word in command.args[:1])
 
     @property
     def torchrun(self) -> Iterator[Launch]:

@@ -188,8 +188,10 @@ def _unknown_option(view: View) -> Iterator[Found]:
             known = {f"--{name[2:].replace('-', '_')}" for name in known} | syntax.same.keys()
         for given in launch.call.given:
             name = given.typed if is_deepspeed else given.name
-            is_read = name in known or name == "--use-env" or (name[:2] != "--" and name != "-m")
-            if is_read or name == "--" or " " in given.typed or sum(each.startswith(name) for each in known) == 1:
+            is_option = name.startswith("--") or name == "-m"
+            if not is_option or name in ("--", "--use-env") or " " in given.typed:
+                continue
+            if name in known or sum(each.startswith(name) for each in known) == 1:
                 continue
             near = ["--module"] if name == "-m" else get_close_matches(name, sorted(known), n=1, cutoff=0.75)
             meant = f"; did you mean {near[0]}?" if near else ""

@@ -71,12 +71,13 @@ def _ignored_devices(view: View) -> Iterator[Found]:
         shown, given = _shown(view, launch), launch.call.get("--num-gpus", "--include", "--exclude")
         if launch.name != "deepspeed" or not shown or not given or launch.call.get("--hostfile"):
             continue
-        wanted = given.value.value if given.name == "--include" else None
-        if given.name == "--num-gpus" and given.value.number:
+        wanted = None  # The devices that the option takes.
+        if given.name == "--include" and given.value.value:
+            wanted = given.value.value.rpartition(":")[2]
+        elif given.name == "--num-gpus" and given.value.number:
             wanted = ",".join(map(str, range(given.value.number)))
         is_known = shown.value is not None and wanted is not None
-        is_same = is_known and (wanted or "").rpartition(":")[2] == shown.value
-        if not is_same and (is_known or view.script.kind == "plain"):
+        if wanted != shown.value if is_known else view.script.kind == "plain":
             yield Found(given.at, {"option": given.typed})
 
 
@@ -89,8 +90,9 @@ def _ignored_devices(view: View) -> Iterator[Found]:
 def _counts(view: View) -> Iterator[Found]:
     for command in view.script.named("nvidia-smi"):
         is_one = any(value.startswith(("-i", "--id")) for value in command.values)
-        if "--query-gpu=count" in command.values and command.context.is_substitution and not command.context.pipe:
-            yield from () if is_one else (Found(command.at),)
+        is_kept = command.context.is_substitution and not command.context.pipe
+        if "--query-gpu=count" in command.values and is_kept and not is_one:
+            yield Found(command.at)
 
 
 @hint(

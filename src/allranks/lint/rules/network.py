@@ -105,8 +105,6 @@ def _unknown(view: View) -> Iterator[Found]:
             else:
                 if meant.startswith("NCCL_") and assignment.value in _WORDS["NCCL_DEBUG"]:
                     yield Found(assignment.at, {"name": name, "near": "NCCL_DEBUG"})
-                elif name == "TORCH_DISTRIBUTED_DETAIL":
-                    yield Found(assignment.at, {"name": name, "near": "TORCH_DISTRIBUTED_DEBUG=DETAIL"})
 
 
 @likely(

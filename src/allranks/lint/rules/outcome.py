@@ -164,16 +164,6 @@ def _trap_waits(view: View) -> Iterator[Found]:
             yield Found(roots[-1].at, {"signal": signal})
 
 
-#: Files that set up an environment: they set no trap, and start no step.
-_SETS_UP = re.compile(r"activate$|/\.?bashrc$|/profile$|conda\.sh$")
-
-
-def _runs_other_scripts(view: View) -> bool:
-    """Return whether the script's own shell runs other files, but for those that set up an environment."""
-    commands = view.script.named("source", ".")
-    return not all(command.args and _SETS_UP.search(command.args[0].shown) for command in commands)
-
-
 @fatal(
     "AR707 signal-kills-the-script",
     "{signal} goes to the batch shell, which has no trap for it, and dies",
@@ -183,7 +173,7 @@ def _runs_other_scripts(view: View) -> bool:
 def _no_trap(view: View) -> Iterator[Found]:
     # A program that the shell becomes, or another script, may handle signals itself.
     becomes = any(command.context.level == 0 for command in view.script.named("exec"))
-    if becomes or _runs_other_scripts(view):
+    if becomes or view.runs_more:
         return
     for signal, to_batch, at in _signals(view):
         if to_batch and signal not in _traps(view):
@@ -227,7 +217,7 @@ def _agent_dies(view: View) -> Iterator[Found]:
 def _no_step(view: View) -> Iterator[Found]:
     # Files that are not here may start steps; mpirun does on other nodes.
     starts_steps = any(view.script.named(*REMOTE, "sbatch")) or any(launch.starter for launch in view.launches)
-    if not view.launches or starts_steps or _runs_other_scripts(view):
+    if not view.launches or starts_steps or view.runs_more:
         return
     for signal, to_batch, at in _signals(view):
         if not to_batch:

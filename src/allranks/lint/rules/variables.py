@@ -16,8 +16,6 @@ _FOR_RANKS = re.compile(
     r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|OMP_NUM_THREADS|(?:NCCL|TORCH_NCCL|GLOO|HF|WANDB)_\w+"
 )
 _SET_BY_TORCHRUN = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}
-#: Files and commands that set up a shell, and no variables of a job.
-_SETS_UP = re.compile(r"/activate$|^activate$|conda|mamba|/etc/|\.bashrc$|\.bash_profile$|\.profile$|lmod|/modules/")
 #: Unused variables of a file that lists settings for others.
 _MANY = 100
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
@@ -43,12 +41,6 @@ def _not_exported(view: View) -> Iterator[Found]:
         is_devices = assignment.name == "CUDA_VISIBLE_DEVICES" and script.kind == "plain"
         if is_devices or _FOR_RANKS.fullmatch(assignment.name):
             yield Found(assignment.at, {"name": assignment.name}, (Edit(assignment.at, assignment.at, b"export "),))
-
-
-def _may_set_more(view: View) -> bool:
-    """Return whether the script runs lines that may set variables of its own: not an environment's, nor a profile."""
-    commands = view.script.named("source", ".", "eval")
-    return any(not _SETS_UP.search(word.shown) for command in commands for word in command.args[:1])
 
 
 @likely(
@@ -77,7 +69,7 @@ def _unset_path(view: View) -> Iterator[Found]:
 )
 def _misspelled(view: View) -> Iterator[Found]:
     script = view.script
-    if _may_set_more(view):
+    if view.runs_more:
         return
     assigned = {assignment.name for assignment in script.assignments}
     unused = [name for name in assigned - script.used - script.exported if len(name) > 4]
@@ -104,7 +96,7 @@ def _misspelled(view: View) -> Iterator[Found]:
 def _no_such_variable(view: View) -> Iterator[Found]:
     script = view.script
     odd = [use for use in script.uses if use.name.startswith(("SLURM_", "PBS_")) and use.name not in VARIABLES]
-    if not odd or _may_set_more(view):
+    if not odd or view.runs_more:
         return
     for use in odd:
         meant = WITHOUT_BARS.get(use.name.replace("_", "")) or next(iter(_near(use.name)), "")

@@ -268,7 +268,7 @@ def _bashisms(view: View) -> Iterator[Found]:
         yield Found(sources[0], {"what": "source"})
     elif arrays:
         yield Found(arrays[0], {"what": "arrays"})
-    elif randoms and not any(view.script.assigned("RANDOM")):
+    elif randoms and not view.script.sets("RANDOM"):
         yield Found(randoms[0], {"what": "RANDOM"})
 
 
