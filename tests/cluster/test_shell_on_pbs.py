@@ -39,7 +39,8 @@ class Shell(Terminal):
         self.hosts = hosts_of(pbs, self.job)
 
     def told(self, command: str, seconds: float = PATIENCE) -> tuple[int, str]:
-        """Type a command, and return its exit code and what was shown meanwhile."""
+        """Type a command at the shell's prompt, and return its exit code and what was shown meanwhile."""
+        self.read_until("# ")  # A prompt that comes later than the command would stand before its output.
         before = len(self.shown)
         self.type(f"{command}; echo ended with $?\n")
         found = self.read_until(r"\nended with (\d+)\r\n", seconds)
