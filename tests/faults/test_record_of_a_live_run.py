@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 
 import pytest
 from test_detach import COUNT
@@ -35,7 +34,7 @@ for number in itertools.count():
 def _lose_handle(run):
     path = run / "record.json"
     record = json.loads(path.read_text())
-    record |= {"handle": asdict(Handle()), "created": time.time() - 3600}
+    record |= {"handle": Handle()._asdict(), "created": time.time() - 3600}
     record["status"] |= {"state": "PENDING", "native": "starting"}
     path.write_text(json.dumps(record))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import allranks
@@ -37,7 +36,7 @@ def plan_of(
     kind = load_kind(loaded.cluster.kind)
     plan = dry_run(launch, kind)
     if standalone:
-        plan = kind.plan(replace(launch.request(Path(plan.run_dir)), standalone=True))
+        plan = kind.plan(launch.request(Path(plan.run_dir))._replace(standalone=True))
     places = {
         plan.run_id: "RUN",
         str(folder): "/project",

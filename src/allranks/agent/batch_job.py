@@ -7,10 +7,9 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from allranks import contract
 from allranks.errors import LaunchError
@@ -22,8 +21,7 @@ _COMMAND_SECONDS = 60.0
 _JOB_ID = re.compile(r"^\d[\w.;\[\]-]*\n\Z", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class RankPlace:
+class RankPlace(NamedTuple):
     """A rank's place, where the scheduler starts each rank."""
 
     rank: int

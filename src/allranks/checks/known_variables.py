@@ -5,8 +5,7 @@ Plain data: a new release of one of these adds its names here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: What people set of what NCCL reads, without the prefix: its page docs/userguide/source/env.rst (docs.nvidia.com/
 #: deeplearning/nccl/user-guide/docs/env.html), with names of NCCL_PARAM and ncclGetEnv in its sources, v2.3.5-1 to
@@ -64,8 +63,7 @@ _GLOO = """
 FAMILIES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_")
 
 
-@dataclass(frozen=True)
-class Obsolete:
+class Obsolete(NamedTuple):
     """A variable that a library no longer reads, or calls deprecated, from a version on."""
 
     name: str

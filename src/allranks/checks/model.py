@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from allranks.record import selftest
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
+    from allranks.record.selftest import SelfTestReport
     from allranks.runs.record import Run
 
 Value = TypeVar("Value")
-T = TypeVar("T", bound=selftest.SelfTestReport)
+T = TypeVar("T", bound="SelfTestReport")
 
 
 class Grade(str, Enum):
@@ -82,7 +82,7 @@ class Trial:
 
     run: Run
     world_size: int  # Ranks that were requested; 0: as many as the nodes have GPUs, or as there are nodes.
-    reports: tuple[selftest.SelfTestReport, ...]  # All reports of the ranks, rank after rank.
+    reports: tuple[SelfTestReport, ...]  # All reports of the ranks, rank after rank.
 
     @property
     def has_succeeded(self) -> bool:
@@ -92,7 +92,9 @@ class Trial:
     @property
     def hosts(self) -> dict[int, str]:
         """The host of each rank that has reported, by rank."""
-        return {who.rank: who.host for who in self.of(selftest.RankInfo)}
+        from allranks.record.selftest import RankInfo  # Not before each run, which has no self-test.
+
+        return {who.rank: who.host for who in self.of(RankInfo)}
 
     def of(self, kind: type[T]) -> list[T]:
         """Return the reports of a kind, rank after rank."""

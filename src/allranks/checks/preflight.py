@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks.checks.model import Check, Grade, Node, Result, Seen
 from allranks.checks.probe import probe
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 FILE = "preflight.json"
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The results in the order of the checks, what is known of the nodes, and how long it took."""
 
     results: tuple[Result, ...]
@@ -109,6 +108,6 @@ def preflight(
 
         with noted() as signals:
             watcher = Patience(kind, waiting, signals)
-            seen = with_trial(seen, results, kind, replace(launch, runs_folder=folder), timeout, watcher)
+            seen = with_trial(seen, results, kind, launch._replace(runs_folder=folder), timeout, watcher)
             results += run_checks(of_trial, seen)
     return Report(results, seen.nodes, time.monotonic() - began)

@@ -12,7 +12,6 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +59,7 @@ def probe_by_job(
     _write_files(look)
     # A node that does not see the directory has nothing to run there, and fails: the others are to report anyway.
     independent = kind.scheduler.independent if isinstance(kind, BatchCluster) else ()
-    mine = replace(launch, job=job_of(launch.job, look.folder, independent), runs_folder=look.folder)
+    mine = launch._replace(job=job_of(launch.job, look.folder, independent), runs_folder=look.folder)
     try:
         run, plan = launching.prepare(mine, kind)
         # It may hang: a signal ends it, and there is nothing to cancel yet.

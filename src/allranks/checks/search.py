@@ -43,7 +43,7 @@ def with_trial(
         job = launch.job
         resources = job.resources.model_copy(update={"nodes": (len(hosts), len(hosts))})
         scheduler = job.scheduler.model_copy(update={"include": hosts})
-        launch = replace(launch, job=job.model_copy(update={"resources": resources, "scheduler": scheduler}))
+        launch = launch._replace(job=job.model_copy(update={"resources": resources, "scheduler": scheduler}))
     try:
         trial = run_trial(launch, kind, ("--full", "--timeout", f"{timeout:g}"), watcher=watcher)
     except StartCancelledError:
@@ -88,7 +88,7 @@ def search(launch: Launch, kind: ClusterKind, hosts: Sequence[str], *, watcher: 
     """
     one_rank = launch.job.launch.model_copy(update={"nproc_per_node": 1})
     no_spares = launch.job.resources.model_copy(update={"spares": 0})
-    launch = replace(launch, job=launch.job.model_copy(update={"launch": one_rank, "resources": no_spares}))
+    launch = launch._replace(job=launch.job.model_copy(update={"launch": one_rank, "resources": no_spares}))
     trial = run_trial(launch, kind, ("--least", f"{least:g}"), module=_MODULE, watcher=watcher)
     results = trial.of(SearchResult)
     if not results:

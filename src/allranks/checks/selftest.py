@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def trial_of(launch: Launch, kind: ClusterKind, args: Sequence[str], module: str
             "resources": job.resources.model_copy(update={"time": time and min(time, _LONGEST)}),
         }
     )
-    return replace(launch, job=job, job_text=dump_yaml(redacted(job)))
+    return launch._replace(job=job, job_text=dump_yaml(redacted(job)))
 
 
 # --- what is wrong, on which ranks, and how fast it was ---

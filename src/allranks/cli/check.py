@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -69,7 +68,7 @@ def command(
     has_target = any((loaded.job.script, loaded.job.module, loaded.job.binary))
     launch = launch_of(loaded)
     if not has_target:
-        launch = replace(launch, job=launch.job.model_copy(update={"module": _NO_JOB}))
+        launch = launch._replace(job=launch.job.model_copy(update={"module": _NO_JOB}))
     kind = kind_for(loaded, os.environ)
     checks = chosen_for(launch, comma_separated(only), comma_separated(skip), is_full=not is_quick)
     plan = launching.dry_run(launch, kind)

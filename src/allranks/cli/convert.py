@@ -250,7 +250,7 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
         loaded = load_job(place / _JOB, flags=values, environ={**os.environ, **secrets}, cwd=Path.cwd())
         launch = launch_of(loaded)
         if draft.node and whole:
-            launch = replace(launch, node_rank=int(node[1]) if node else 0)
+            launch = launch._replace(node_rank=int(node[1]) if node else 0)
         return dry_run(launch, kind_for(loaded, os.environ))
 
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,7 +50,7 @@ def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
     from allranks.launch import submit as launching
 
     loaded = load(ctx, values)
-    launch = replace(launch_of(loaded), node_rank=_checked(loaded.job, node_rank))
+    launch = launch_of(loaded)._replace(node_rank=_checked(loaded.job, node_rank))
     if loaded.job.resources.nodes[1] > 1:
         _resolve(str(loaded.job.launch.master_addr))
     kind = load_kind("local")
@@ -110,7 +109,7 @@ def per_node_lines(
     from allranks.plan import torch_launcher
 
     launch = launch_of(loaded)
-    launch = replace(launch, job=launch.job.model_copy(update={"sync": type(launch.job.sync)()}))
+    launch = launch._replace(job=launch.job.model_copy(update={"sync": type(launch.job.sync)()}))
     plan = _plan(launch, kind)
     is_plain = torch_launcher.is_used(launch.job)
     typed = [*_typed(values, loaded)]
@@ -141,7 +140,7 @@ def _plan(launch: Launch, kind: ClusterKind) -> Plan:
     from allranks.launch.submit import dry_run
 
     if kind.name == "local":
-        plan = dry_run(replace(launch, node_rank=_checked(launch.job, 0)), kind)
+        plan = dry_run(launch._replace(node_rank=_checked(launch.job, 0)), kind)
         if plan.nnodes == 1:
             raise JobError("--per-node: the job has one node", fix="allranks run, or --nnodes 2 --master-addr ADDRESS")
         return plan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,16 +164,19 @@ def report(run: Run) -> dict[str, Any]:
     """Return a run's record as verbs write it as JSON, with times in ISO 8601; of a failed run with the verdict."""
     verdict = None
     if run.record.status.state.is_final:
+        from dataclasses import asdict
+
         from allranks.launch.verdict import has_failed
 
-        verdict = verdict_of(run) if has_failed(run) else None
+        explained = verdict_of(run) if has_failed(run) else None
+        verdict = explained and asdict(explained)
     found = run.record.to_json()
     times = {name: render.iso(found["status"][name]) for name in ("started", "ended")}
     return {
         **found,
         "created": render.iso(run.record.created),
         "status": {**found["status"], **times},
-        "diagnosis": verdict and asdict(verdict),
+        "diagnosis": verdict,
         "command": run.command,
         "folder": str(run.folder),
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from allranks.errors import JobError
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from allranks.system.commands import Answer
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a plan is made from."""
 
     job: Job
@@ -51,8 +49,7 @@ class Started(Protocol):
         """What is waited for, as of the last news: nodes, ranks that start, a queue; empty while ranks run."""
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """A program that probes each node of a job before there are agents."""
 
     script: str  # Bash that sets the node up and becomes the program; its first argument is the node's number.
@@ -61,8 +58,7 @@ class Probe:
     seconds: float  # After which a node counts as one that does not answer.
 
 
-@dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(NamedTuple):
     """Result of probing one node; ``fix`` is set if it was unreachable."""
 
     host: str
@@ -70,8 +66,7 @@ class ProbeResult:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class Issue:
+class Issue(NamedTuple):
     """What stands against a job."""
 
     what: str  # What it asks for, and what there is.
@@ -80,8 +75,7 @@ class Issue:
     is_refusal: bool = False  # Whether these are the scheduler's own words, with which it refuses a submitted job.
 
 
-@dataclass(frozen=True)
-class Feasibility:
+class Feasibility(NamedTuple):
     """Whether and when a job would start that is submitted now, as far as its scheduler says."""
 
     where: str  # What would take it: a partition, a queue.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -95,14 +95,13 @@ class LocalCluster(ClusterKind):
         reported = agents.reported_by(_folder(run))
         if reported.state.is_final:
             return reported
-        if (host := _host(run)) != socket.gethostname():
+        if (host := _host(run)) != os.uname().nodename:
             age = agents.heartbeat_age(_folder(run))
             if age is not None and age < agents.HEARTBEAT_IS_OLD:
                 return reported
             seen = "its agent was never heard of" if age is None else f"its agent's last heartbeat is {age:.0f} s old"
-            return replace(
-                reported, state=State.UNKNOWN, native="no heartbeat", reason=f"it was started on {host}, and {seen}"
-            )
+            reason = f"it was started on {host}, and {seen}"
+            return reported._replace(state=State.UNKNOWN, native="no heartbeat", reason=reason)
         handle = _find_agent(run)
         if handle.pid is None and reported.started is None and time.time() - run.record.created < _STARTS_WITHIN:
             return run.record.status  # Its agent waits while the run is checked.
@@ -113,7 +112,7 @@ class LocalCluster(ClusterKind):
     def cancel(self, run: Run) -> None:
         """End a run of this machine and wait until nothing of it is left."""
         host, handle = _host(run), _find_agent(run)
-        if host != socket.gethostname():
+        if host != os.uname().nodename:
             raise LaunchError(f"{run.record.id} runs on {host}", fix=f"ssh {host}, and cancel it there")
         patience = run.record.stop_timeout + _KILL_PATIENCE
         if is_alive(handle):
@@ -146,12 +145,12 @@ class LocalCluster(ClusterKind):
             return reported
         if _is_any_alive(run):
             reason = "the agent is gone; what it had started is being ended"
-            return replace(reported, state=State.RUNNING, native="agent gone", reason=reason)
+            return reported._replace(state=State.RUNNING, native="agent gone", reason=reason)
         child = self._child if self._child and self._child.handle == run.record.handle else None
         if child and (understood := child.understand(reported)):
             return understood
         if run.record.id in self._cancelled:
-            return replace(reported, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
+            return reported._replace(state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if reported.started is None:
             from allranks.runs.excerpts import SetupFailure, failed_setup
 
@@ -162,7 +161,7 @@ class LocalCluster(ClusterKind):
             cause = next(iter(self.log_excerpt(run).causes), None)
             return Status(State.FAILED, "agent gone", failure.what, code, cause=cause)
         reason = "the agent died unexpectedly: it was killed, or the machine went down"
-        return replace(reported, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
+        return reported._replace(state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
 
 
 def _agent(plan: Plan, environ: Mapping[str, str], *, attached: bool, held: bool = False) -> ChildAgent:
@@ -192,7 +191,7 @@ def _host(run: Run) -> str:
 def _find_agent(run: Run) -> Handle:
     """Return the handle on record or, where a launcher ended before it could write one, that of the agent we find."""
     handle = run.record.handle
-    if handle.pid is None and _host(run) == socket.gethostname():
+    if handle.pid is None and _host(run) == os.uname().nodename:
         pid = agents.agent_pid(_folder(run))
         if pid in processes.marked(contract.RUN_DIR, str(run.folder)):
             return identify(pid)

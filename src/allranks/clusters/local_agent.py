@@ -7,12 +7,10 @@ import fcntl
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from allranks import contract
@@ -32,7 +30,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def identify(pid: int) -> Handle:
     """Return a handle that names the process ``pid`` of this machine and no later one."""
     boot = {"boot": processes.boot_id()}
-    return Handle(host=socket.gethostname(), pid=pid, started=processes.started(pid), extra=boot)
+    return Handle(host=os.uname().nodename, pid=pid, started=processes.started(pid), extra=boot)
 
 
 def is_alive(handle: Handle) -> bool:
@@ -234,10 +232,10 @@ class ChildAgent:
         code = self.code
         if number := self._fatal_signal():
             why = f"got {signal.Signals(number).name}"
-            return replace(reported, state=State.CANCELLED, native="ended", reason=why, exit_code=128 + number)
+            return reported._replace(state=State.CANCELLED, native="ended", reason=why, exit_code=128 + number)
         if reported.started is None or code is None or code < 0:
             return None
         if code == 0:
-            return replace(reported, state=State.SUCCEEDED, native="ended", exit_code=0)
+            return reported._replace(state=State.SUCCEEDED, native="ended", exit_code=0)
         reason = f"exited with code {code}; the agent could not report more: is the disk full?"
-        return replace(reported, state=State.FAILED, native="ended", reason=reason, exit_code=code)
+        return reported._replace(state=State.FAILED, native="ended", reason=reason, exit_code=code)

@@ -122,7 +122,7 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     if not done.code or (against and (lacks_nodes or answer.is_hopeless)):
         return answer
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
-    return replace(answer, objections=[*against, refused])
+    return answer._replace(objections=[*against, refused])
 
 
 def _against_partitions(requested: Requested, in_utc: Mapping[str, str]) -> dict[str, list[Issue]]:

@@ -101,7 +101,7 @@ def _alone(launch: Launch, folder: Path, order: str) -> Launch:
             "notify": Notify(),
         }
     )
-    return replace(launch, job=job, job_text=dump_yaml(redacted(job)), runs_folder=folder / "runs")
+    return launch._replace(job=job, job_text=dump_yaml(redacted(job)), runs_folder=folder / "runs")
 
 
 def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[int]) -> tuple[Run, bool]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.errors import JobError
 from allranks.job.units import format_count
@@ -26,8 +25,7 @@ _SLOTS = re.compile(r"slots=(?!0+$)(\d{1,4})")
 _OF_A_NAME = re.compile(r"[A-Za-z].*[\d,\[@.-]|\d\.\d+\.\d|:.*:")
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A machine that is reached over SSH."""
 
     name: str  # As ssh knows it: a name, an alias from its configuration, or an address.
@@ -77,7 +75,7 @@ def _hosts_in_lines(text: str) -> Iterator[Host]:
                     raise ValueError("slots= is given twice")
                 slots = int(match[1])
             for host in _parse(words[0]):
-                yield replace(host, slots=slots)
+                yield host._replace(slots=slots)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
 

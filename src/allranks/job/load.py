@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -47,8 +46,7 @@ _RULES = {
 }
 
 
-@dataclass(frozen=True)
-class LoadedJob:
+class LoadedJob(NamedTuple):
     """A job that is complete and checked."""
 
     job: Job  # What the user asks for, from all layers.
@@ -215,7 +213,7 @@ def _read_entry(
     defaults = {path: setting for path, setting in layer.items() if path != "kind"}
     checks = defaults.get(CHECKS_FOLDER)
     if checks and isinstance(checks.value, str) and not checks.value.startswith("~"):
-        defaults[CHECKS_FOLDER] = replace(checks, value=str(file.parent / checks.value))
+        defaults[CHECKS_FOLDER] = checks._replace(value=str(file.parent / checks.value))
     if "kind" not in layer:
         problems.append(Problem(where, f"the cluster {name} has no kind", fix=fix))
         return None, defaults

@@ -7,7 +7,7 @@ stay quick.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: No value of the job: ``DEBUG`` turns on ``debug``, every other level says nothing.
 LOG_LEVEL_PATH = "log_level"
@@ -19,8 +19,7 @@ TARGETS = ("script", "module", "binary")
 TARGET_FLAGS = {"script": "command line", "module": "--module", "binary": "--binary", "args": "command line"}
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An option: where its value goes in the job and the spellings that give it."""
 
     path: str  # Place in the job, such as launch.nproc_per_node; each path stands once in the table.

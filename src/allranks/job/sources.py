@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from allranks import contract
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS, TARGET_FLAGS, TARGETS
@@ -34,8 +33,7 @@ _HOME_PATHS = (*_PATHS, "script", "binary", "environment.conda", "environment.py
 _OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND, contract.NOTIFY_WEBHOOK}
 
 
-@dataclass(frozen=True)
-class ValueSource:
+class ValueSource(NamedTuple):
     """Where a value comes from: the layer, and the place in it."""
 
     kind: SourceKind
@@ -49,8 +47,7 @@ class ValueSource:
 DEFAULT = ValueSource("default")
 
 
-@dataclass(frozen=True)
-class GivenValue:
+class GivenValue(NamedTuple):
     """A value as it was given, and where."""
 
     value: Any
@@ -130,12 +127,12 @@ def resolved(layer: Layer, cwd: Path, environ: Mapping[str, str]) -> Layer:
     """
     home = environ.get("HOME", "")
     found = {
-        path: replace(setting, value=_at_home(path, setting.value, home)) if path in _HOME_PATHS else setting
+        path: setting._replace(value=_at_home(path, setting.value, home)) if path in _HOME_PATHS else setting
         for path, setting in layer.items()
     }
     script, workdir = found.get("script"), found.get("workdir")
     if script and workdir and script.source.kind == "flag" and workdir.value != str(cwd):
-        found["script"] = replace(script, value=str(cwd / str(script.value)))
+        found["script"] = script._replace(value=str(cwd / str(script.value)))
     return found
 
 

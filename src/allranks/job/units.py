@@ -23,22 +23,23 @@ _LONGEST = 100 * 365 * 86400
 _LARGEST = 1024**6
 _MOST_NODES = 1_000_000
 
-# Digits are counted so that a page of them neither overflows nor takes time.
-_WITH_SUFFIX = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*(s|sec|m|min|h|d)", re.ASCII | re.IGNORECASE)
-_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
-_MEMORY = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*((?:[kmgtp]i?)?)(b?)", re.ASCII | re.IGNORECASE)
-_RATE = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*([kKMGT]?)B/s", re.ASCII)  # Gb/s and 100G would be bits.
-_NUMBER = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*([kmbt]?)", re.ASCII | re.IGNORECASE)
+# Digits are counted so that a page of them neither overflows nor takes time. Compiled when a text is parsed: commands
+# that only format start sooner.
+_WITH_SUFFIX = r"(\d{1,16}(?:\.\d{1,16})?)\s*(s|sec|m|min|h|d)"
+_CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
+_MEMORY = r"(\d{1,16}(?:\.\d{1,16})?)\s*((?:[kmgtp]i?)?)(b?)"
+_RATE = r"(\d{1,16}(?:\.\d{1,16})?)\s*([kKMGT]?)B/s"  # Gb/s and 100G would be bits.
+_NUMBER = r"(\d{1,16}(?:\.\d{1,16})?)\s*([kmbt]?)"
 _NUMBER_POWER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_NODES = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
+_NODES = r"(\d{1,9})(?::(\d{1,9}))?"
 
 
 def parse_duration(text: str) -> int:
     """Return the seconds in ``text``; a bare number means minutes, as in ``sbatch --time``."""
     text = text.strip()
-    if suffixed := _WITH_SUFFIX.fullmatch(text):
+    if suffixed := re.fullmatch(_WITH_SUFFIX, text, re.ASCII | re.IGNORECASE):
         seconds = round(float(suffixed[1]) * _SUFFIX_SECONDS[suffixed[2].lower()])
-    elif clock := _CLOCK.fullmatch(text):
+    elif clock := re.fullmatch(_CLOCK, text, re.ASCII):
         days, hours, minutes, second = (int(part or 0) for part in clock.groups())
         if clock[1] is None and clock[4] is None:
             hours, minutes, second = 0, hours, minutes  # Minutes come first, if there are no more than two parts.
@@ -92,7 +93,7 @@ def parse_memory(text: str, base: float = 1024.0) -> int:
 
     ``base`` is that of units without an i: 1024 for schedulers, 1000 for what :func:`format_size` writes.
     """
-    match = _MEMORY.fullmatch(text.strip())
+    match = re.fullmatch(_MEMORY, text.strip(), re.ASCII | re.IGNORECASE)
     if not match:
         raise ValueError(f"invalid amount of memory: {text!r}; write 200GB, 512M or 1.5T")
     number, unit, byte = match.groups()
@@ -106,7 +107,7 @@ def parse_memory(text: str, base: float = 1024.0) -> int:
 
 def parse_rate(text: str) -> float:
     """Return the bytes per second in ``text``, such as ``2GB/s``, in powers of 1000 as rates are."""
-    match = _RATE.fullmatch(text.strip())
+    match = re.fullmatch(_RATE, text.strip(), re.ASCII)
     rate = float(match[1]) * 1000.0 ** _MEMORY_POWER[match[2].lower()] if match else 0.0
     if not 0 < rate <= _LARGEST:
         raise ValueError(f"invalid rate: {text!r}; write 2GB/s or 500MB/s")
@@ -115,7 +116,7 @@ def parse_rate(text: str) -> float:
 
 def parse_number(text: str) -> int:
     """Return a number of things, such as parameters: ``350M``, ``1.3B`` or ``1300000000``."""
-    match = _NUMBER.fullmatch(text.strip())
+    match = re.fullmatch(_NUMBER, text.strip(), re.ASCII | re.IGNORECASE)
     number = round(float(match[1]) * _NUMBER_POWER[match[2].lower()]) if match else 0
     if not 0 < number <= _LARGEST:
         raise ValueError(f"invalid number: {text!r}; write 350M, 1.3B or 1300000000")
@@ -143,7 +144,7 @@ def format_size(amount: float) -> str:
 
 def parse_nodes(text: str) -> tuple[int, int]:
     """Return the least and the most nodes in ``text``: ``4`` or, for elastic jobs, ``2:4``."""
-    match = _NODES.fullmatch(text.strip())
+    match = re.fullmatch(_NODES, text.strip(), re.ASCII)
     if not match:
         raise ValueError(f"invalid number of nodes: {text!r}; write 4, or 2:4 for at least 2 and at most 4")
     least = int(match[1])

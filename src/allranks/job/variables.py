@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
@@ -169,7 +168,7 @@ def fill_secrets(layer: Layer, environ: Mapping[str, str], problems: list[Proble
         name, where = path.removeprefix(f"{VARIABLES}."), setting.source.where
         if name != path and setting.value == PLACEHOLDER:
             if name in environ:
-                filled[path] = replace(setting, value=environ[name])
+                filled[path] = setting._replace(value=environ[name])
                 continue
             why = f"{PLACEHOLDER} stands for the value in the calling environment"
             problems.append(Problem(where, f"{name} is not set here", why=why, fix=f"export {name}=..."))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from allranks import contract
@@ -27,18 +26,18 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
 
     status = (kind or load_kind(run.record.kind)).status(run)
     if status.started and run.attempt:
-        status = replace(status, started=agents.began(run) or status.started)
+        status = status._replace(started=agents.began(run) or status.started)
     ranks, nodes = agents.size(run.attempt_folder) or (run.world_size, run.record.nnodes)
     if tasks := run.tasks:
         sizes = [agents.size(task) or (ranks, nodes) for task in tasks]
         ranks, nodes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         if status.state is State.FAILED and not status.reason:
-            status = replace(status, reason=agents.failed_task(tasks))
+            status = status._replace(reason=agents.failed_task(tasks))
     if status.state.is_final and status.rank is not None:
         from allranks.runs.blame import with_cause  # Of a failure alone: a command that reads starts sooner.
 
         status = with_cause(status, run.attempt_folder, run.record.stop_timeout)
-    return replace(run, record=replace(run.record, status=status, world_size=ranks, nnodes=nodes))
+    return run._replace(record=run.record._replace(status=status, world_size=ranks, nnodes=nodes))
 
 
 def settled(run: Run, kind: ClusterKind | None = None) -> Run:

@@ -11,9 +11,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Request, Started
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _USERS_KEY = "ALLRANKS_KEY_FILE"
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """What is launched."""
 
     job: Job
@@ -326,6 +325,7 @@ def _record(run_dir: Path, plan: Plan) -> Run:
         kind=plan.kind,
         world_size=plan.world_size,
         nnodes=plan.nnodes,
+        created=time.time(),
         host=socket.gethostname(),
         stop_timeout=plan.stop_timeout,
         file_mode=plan.file_mode,

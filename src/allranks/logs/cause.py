@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks.system.processes import rank_ended
 
@@ -58,8 +58,7 @@ _LAUNCHER_WARNS = re.compile(r"torch/distributed/launch\.py:\d+: \w*Warning")
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class LogExcerpt:
+class LogExcerpt(NamedTuple):
     """Excerpt of a cluster's own log on the end of a run that no rank has caused.
 
     Attributes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from allranks import contract
 from allranks.logs.cause import is_foreign
@@ -28,8 +28,7 @@ _BELOW = (b"    ", b"  [Previous line repeated ")
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/([^/.]+)|.*/(allranks)/(?:agent|record|runtime|selftest|system)/")
 
 
-@dataclass(frozen=True)
-class LineForm:
+class LineForm(NamedTuple):
     """Which lines to show, and how.
 
     Attributes:

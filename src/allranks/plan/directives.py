@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.errors import JobError
 from allranks.job.options import TARGETS
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(NamedTuple):
     """One request to the scheduler."""
 
     option: str  # Such as --nodes.

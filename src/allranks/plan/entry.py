@@ -8,9 +8,8 @@ import shlex
 import shutil
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from allranks.errors import JobError
 from allranks.job.problems import closest, quoted
@@ -45,8 +44,7 @@ _LAUNCHER = re.compile(
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """The program of the ranks: its kind, and its absolute path or a name to look up on the node."""
 
     kind: Literal["script", "module", "binary"]

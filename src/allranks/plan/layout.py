@@ -6,9 +6,8 @@ import json
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import contract
 from allranks.errors import PreflightError
@@ -29,8 +28,7 @@ MOST_RANKS_PER_CPU = 16
 CROWDED = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """CPUs and GPUs that a process on a machine may use, and the source of the number of GPUs."""
 
     cpus: int
@@ -55,8 +53,7 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
     return Machine(cpus, count, f"{count} on this machine" if count else "no GPU on this machine")
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Ranks per node and their backend."""
 
     nproc_per_node: int

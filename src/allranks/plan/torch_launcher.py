@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from allranks import contract
 from allranks.errors import JobError
@@ -33,8 +32,7 @@ _BEAT_MS = round(contract.scaled_wait(5.0) * 1000)
 _OPEN_ENDS = ("\\", "&", ";", "|", "(", "{")
 
 
-@dataclass(frozen=True)
-class NodePlace:
+class NodePlace(NamedTuple):
     """A node's place, each part a shell word; by default a variable of the script that runs there."""
 
     nodes: str = f'"${contract.NODE_COUNT}"'

@@ -7,22 +7,20 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks import contract
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """An event: time (seconds since 1970), host, rank, kind and fields."""
 
     time: float
     host: str
     kind: str
-    rank: int | None = None
-    fields: dict[str, Any] = field(default_factory=dict)
+    rank: int | None
+    fields: dict[str, Any]
 
 
 class EventWriter:
@@ -70,8 +68,7 @@ def read_events(path: Path) -> Iterator[Event]:
             yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
 
 
-@dataclass(frozen=True)
-class SaveRecord:
+class SaveRecord(NamedTuple):
     """A checkpoint with the path on rank 0, or the start of an attempt, without a path.
 
     ``leaving``: whether all ranks exited then, to be resumed from it. ``time``: seconds since 1970, if recorded.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks import contract
 from allranks.errors import RunFolderError
@@ -54,8 +54,7 @@ def reported_by(folder: Path) -> Status:
     return fold(read_events(folder / contract.AGENT_EVENTS))
 
 
-@dataclass(frozen=True)
-class NodeReport:
+class NodeReport(NamedTuple):
     """Report of a node's agent: its status, the nodes that it lost, and whether it ended because of that."""
 
     status: Status
@@ -89,7 +88,7 @@ def combined(reported: Collection[Status]) -> Status:
     blamed = [status for status in ended if status.rank is not None]
     worst = [status for status in ended if status.state is not State.SUCCEEDED]
     first = min(blamed or worst or ended, key=lambda status: status.ended or 0.0)
-    return replace(first, ended=max(status.ended or 0.0 for status in ended))
+    return first._replace(ended=max(status.ended or 0.0 for status in ended))
 
 
 def end_of(reported: Mapping[Path, NodeReport]) -> Status:

@@ -6,9 +6,8 @@ import contextlib
 import json
 import re
 import signal
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks import contract
 from allranks.runs.record import newest_attempt
@@ -16,8 +15,7 @@ from allranks.runs.status import TIMED_OUT, State, Status
 from allranks.system.processes import rank_ended
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Failure of a rank without an agent, as its scheduler reports it or its task has recorded it."""
 
     rank: int | None  # Global rank, the lowest of those that failed alike at the same time; None for an agent.
@@ -37,10 +35,10 @@ class Failure:
         of_ranks = {log.name for log in attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")}
         code = self.code if self.code > 0 else 128 - self.code
         if self.rank is None or not of_ranks:
-            return replace(status, exit_code=code)
+            return status._replace(exit_code=code)
         # A rank of another node may have no log yet if that node was still in its set-up.
         rank = self.rank if contract.rank_log(self.rank, "err") in of_ranks else None
-        return replace(status, reason=self.in_words(with_host=with_host), exit_code=code, rank=rank)
+        return status._replace(reason=self.in_words(with_host=with_host), exit_code=code, rank=rank)
 
 
 def newest(folder: Path) -> Path:
@@ -95,20 +93,20 @@ def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -
             states = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
             states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
             state = states.get(ended[0], State.FAILED)
-            status = replace(reported, state=state, native="ended", reason=None, exit_code=ended[0])
+            status = reported._replace(state=state, native="ended", reason=None, exit_code=ended[0])
         elif not (has_started or any(traces)):
             # Some schedulers keep no record of a job that was deleted before it started.
             reason, code = "it was deleted before it started", 128 + signal.SIGTERM
-            status = replace(reported, state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
+            status = reported._replace(state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
         else:
             reason = f"{why}: its final state is unknown"
-            status = replace(reported, state=State.UNKNOWN, native="forgotten", reason=reason)
+            status = reported._replace(state=State.UNKNOWN, native="forgotten", reason=reason)
     if status.state in (State.CANCELLED, State.UNKNOWN):
         with contextlib.suppress(OSError, ValueError):
             terminated = attempt / contract.TERMINATED  # Written when the script got SIGTERM; it holds the time limit.
             if terminated.stat().st_mtime >= int(terminated.read_text()):
                 code = status.exit_code or 128 + signal.SIGTERM
-                return replace(status, state=State.TIMEOUT, reason=": ".join(TIMED_OUT), exit_code=code)
+                return status._replace(state=State.TIMEOUT, reason=": ".join(TIMED_OUT), exit_code=code)
     return status
 
 

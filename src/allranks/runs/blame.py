@@ -7,7 +7,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks import contract
@@ -99,13 +99,13 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int 
         others = [end for end in ends if _failed_itself(end, first, stop_timeout)]
         if others:
             first = min(others, key=lambda end: end.time)
-            status, cause = replace(status, rank=first.rank, reason=_reason(first, attempt)), first.cause
+            status, cause = status._replace(rank=first.rank, reason=_reason(first, attempt)), first.cause
         elif re.search(_ALONE, cause):
             cause = _why_alone(first, cause, ends)
     is_killed = first.code == -signal.SIGKILL if first else status.exit_code == 128 + signal.SIGKILL
     if is_killed:  # A rank killed for its memory use leaves no error.
         cause = _why_killed(first) + (f"; its last words: {cause}" if cause else "")
-    return replace(status, cause=cause)
+    return status._replace(cause=cause)
 
 
 def _why_alone(first: _End, cause: str, ends: list[_End]) -> str:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks.record.files import write_json
 
@@ -17,8 +17,7 @@ SUBJECT = "memory per rank"
 _FOLDER = ".estimates"
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The estimate for one rank of a job.
 
     Attributes:
@@ -42,7 +41,7 @@ def keep(runs_folder: Path, command: Iterable[str], found: Iterable[Estimate]) -
     """
     path = _path(runs_folder, command)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(path, [vars(each) for each in found], 0o600)
+    write_json(path, [each._asdict() for each in found], 0o600)
 
 
 def kept(runs_folder: Path, command: Iterable[str], ranks: int) -> tuple[Estimate, float] | None:

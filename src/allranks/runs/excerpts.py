@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks import contract
 from allranks.logs.cause import LogExcerpt, find_cause, launcher_causes, tail
@@ -72,8 +72,7 @@ def excerpt(logs: Iterable[Path], noise: re.Pattern[str]) -> LogExcerpt:
 # --- the set-up of a node, before its agent starts ---
 
 
-@dataclass(frozen=True)
-class SetupFailure:
+class SetupFailure(NamedTuple):
     """Why a set-up failed before the agent started: what failed, its exit code, and the fix if known."""
 
     what: str

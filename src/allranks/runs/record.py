@@ -9,9 +9,8 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks import contract
 from allranks.errors import RunFolderError, RunNotFoundError
@@ -23,8 +22,7 @@ from allranks.runs.status import Handle, State, Status
 _LEVELS_ABOVE, _MOST_LOOKED_AT, _MOST_NAMED = 2, 1000, 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """The content of ``record.json``; the defaults are those of a run that is about to start."""
 
     id: str
@@ -33,26 +31,25 @@ class Record:
     kind: str
     world_size: int
     nnodes: int
-    created: float = field(default_factory=time.time)
+    created: float  # In seconds since 1970.
     host: str
-    handle: Handle = field(default_factory=Handle)
-    status: Status = field(default_factory=lambda: Status(State.PENDING, "starting"))
     stop_timeout: float
     file_mode: int
+    handle: Handle = Handle()
+    status: Status = Status(State.PENDING, "starting")
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON."""
-        return {**asdict(self), "status": self.status.to_json()}
+        return {**self._asdict(), "handle": self.handle._asdict(), "status": self.status.to_json()}
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Record:
         """Read what :meth:`to_json` returned."""
-        known = {each.name: raw[each.name] for each in fields(cls)}
+        known = {name: raw[name] for name in cls._fields}
         return cls(**{**known, "handle": Handle(**raw["handle"]), "status": Status.from_json(raw["status"])})
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run: its directory and its record."""
 
     folder: Path
@@ -119,9 +116,9 @@ class Run:
 
     def with_handle(self, handle: Handle, status: Status) -> Run:
         """Record how to find the started run, and return the run with it."""
-        record = replace(self.record, handle=handle, status=status)
+        record = self.record._replace(handle=handle, status=status)
         write_json(self.folder / contract.RECORD_FILE, record.to_json(), record.file_mode)
-        return replace(self, record=record)
+        return self._replace(record=record)
 
 
 def newest_attempt(folder: Path) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class State(str, Enum):
@@ -27,8 +27,7 @@ class State(str, Enum):
         return self not in (State.PENDING, State.RUNNING, State.UNKNOWN)
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """State of a run.
 
     Attributes:
@@ -62,7 +61,7 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain JSON."""
-        return {**asdict(self), "state": self.state.value}
+        return {**self._asdict(), "state": self.state.value}
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Status:
@@ -70,8 +69,7 @@ class Status:
         return cls(**{**raw, "state": State(raw["state"])})
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(NamedTuple):
     """Identifies a started run: its job id on a scheduler, else host, process id and start time."""
 
     job_id: str | None = None
@@ -79,7 +77,7 @@ class Handle:
     pid: int | None = None
     #: Start time of the process as the kernel counts it, which makes the process id unique.
     started: float | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = {}
 
 
 #: Why a run timed out, and what to do.

@@ -9,9 +9,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from allranks.errors import LaunchError
 
@@ -29,8 +28,7 @@ _FIXES = {
 BROKE = "the connection broke"
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """Result of a command, here or on another machine."""
 
     code: int

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from allranks.contract import FIRST_PORT, PORTS
 from allranks.errors import RankEnvironmentError
@@ -15,8 +14,7 @@ Variables = Mapping[str, str]
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class RankEnvironment:
+class RankEnvironment(NamedTuple):
     """A rank's place. None is unknown: the ranks then count their hosts at the rendezvous."""
 
     kind: str  # How the rank was started, such as "torchrun".

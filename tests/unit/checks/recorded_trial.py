@@ -27,7 +27,7 @@ def trial_of(told: Sequence[SelfTestReport], *, size: int, state: State = State.
         host="login",
         stop_timeout=30,
         file_mode=0o600,
+        created=0.0,
+        status=Status(state),
     )
-    run = Run(Path("/runs/test-1"), record)
-    object.__setattr__(record, "status", Status(state))
-    return Trial(run, size, tuple(sorted(told, key=lambda one: one.rank)))
+    return Trial(Run(Path("/runs/test-1"), record), size, tuple(sorted(told, key=lambda one: one.rank)))

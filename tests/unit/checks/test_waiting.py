@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from allranks.errors import LaunchError
 from allranks.runs.status import Handle, State, Status
 
 STARTED = trial_of([], size=1).run
-RUN = replace(STARTED, record=replace(STARTED.record, handle=Handle(job_id="7")))
+RUN = STARTED._replace(record=STARTED.record._replace(handle=Handle(job_id="7")))
 
 
 def patience(state: State, signals: list[int], told: list[str]) -> Patience:

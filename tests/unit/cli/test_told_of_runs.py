@@ -112,9 +112,7 @@ def test_a_job_that_cannot_be_cancelled_goes_on(allranks) -> None:
 
 def _ended(folder: Path, status: Status, handle: Handle, kind: str = "slurm") -> Run:
     (folder / "attempts" / "000").mkdir(parents=True)
-    record = Record(
-        id="x", name="x", cluster="lab", kind=kind, world_size=1, nnodes=1, host="h", stop_timeout=1, file_mode=0o600
-    )
+    record = Record("x", "x", "lab", kind, 1, 1, created=0.0, host="h", stop_timeout=1, file_mode=0o600)
     return Run(folder, record).with_handle(handle, status)
 
 

@@ -47,6 +47,7 @@ def test_the_first_part_that_went_wrong_is_named_and_the_others_are_counted(wron
         host="h",
         stop_timeout=1,
         file_mode=0o600,
+        created=0.0,
     )
     parts = [PartResult("link", f"link {number}", wrong="on rank 0: 1 must be 2") for number in range(wrong)]
     with pytest.raises(PreflightError) as raised:

@@ -31,7 +31,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adder]:
     def add(name: str, state: State = State.PENDING, *, host: str = socket.gethostname()) -> Run:
         folder = tmp_path / "runs" / name
         (folder / contract.node_dir(0, 0)).mkdir(parents=True)
-        sizes = {"world_size": 1, "nnodes": 1, "stop_timeout": 1.0, "file_mode": 0o600}
+        sizes = {"world_size": 1, "nnodes": 1, "stop_timeout": 1.0, "file_mode": 0o600, "created": 0.0}
         run = Run(folder, Record(id=name, name=name, cluster="local", kind="local", host=host, **sizes))
         write_json(folder / contract.PLAN_FILE, {}, 0o600)
         os.utime(folder / contract.PLAN_FILE, (len(list(folder.parent.iterdir())),) * 2)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,11 +50,11 @@ def test_a_process_is_alive_until_it_ends_even_as_a_zombie(start):
 def test_another_process_of_the_same_id_is_another(start):
     child = start()
     handle = local_agent.identify(child.pid)
-    assert not local_agent.is_alive(replace(handle, started=handle.started - 1))
-    assert not local_agent.is_alive(replace(handle, extra={"boot": "of another day"}))
-    local_agent.send(replace(handle, started=handle.started - 1), signal.SIGKILL)
+    assert not local_agent.is_alive(handle._replace(started=handle.started - 1))
+    assert not local_agent.is_alive(handle._replace(extra={"boot": "of another day"}))
+    local_agent.send(handle._replace(started=handle.started - 1), signal.SIGKILL)
     assert child.poll() is None
-    assert not local_agent.is_alive(replace(handle, pid=None))
+    assert not local_agent.is_alive(handle._replace(pid=None))
 
 
 def test_waiting_for_an_end_is_bounded(start):

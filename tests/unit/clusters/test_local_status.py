@@ -49,6 +49,7 @@ def make(tmp_path):
             host=socket.gethostname(),
             stop_timeout=1.0,
             file_mode=0o600,
+            created=0.0,
         )
         record = record.from_json({**record.to_json(), "created": time.time() - age})
         return Run(tmp_path / "run", record).with_handle(handle, Status(State.PENDING, "starting"))

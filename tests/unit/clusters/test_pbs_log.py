@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +92,7 @@ def test_where_none_has_left_sigterm_counts(run: Path) -> None:
 
 def told(run: Path) -> tuple[str | None, int | None, int | None]:
     status = blame(PBS, FAILED, run, run / "attempts/000", "")
-    assert replace(status, reason=None, exit_code=1, rank=None) == FAILED
+    assert status._replace(reason=None, exit_code=1, rank=None) == FAILED
     return status.reason, status.exit_code, status.rank
 
 
@@ -149,6 +148,7 @@ def saying(run: Path) -> LogExcerpt:
         status=FAILED,
         stop_timeout=30.0,
         file_mode=0o600,
+        created=0.0,
     )
     return PbsCluster().log_excerpt(Run(run, record))
 

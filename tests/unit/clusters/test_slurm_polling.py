@@ -71,6 +71,7 @@ def run(tmp_path: Path) -> Run:
         host="h",
         stop_timeout=1.0,
         file_mode=0o600,
+        created=0.0,
     )
     return Run(folder, record).with_handle(Handle(job_id="16"), Status(State.PENDING, "starting"))
 

@@ -39,6 +39,7 @@ def said(folder: Path) -> LogExcerpt:
         status=Status(State.FAILED, "FAILED"),
         stop_timeout=30.0,
         file_mode=0o600,
+        created=0.0,
     )
     return SlurmCluster().log_excerpt(Run(folder, record))
 

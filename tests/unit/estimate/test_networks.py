@@ -46,6 +46,7 @@ def record_self_test(runs: Path, name: str, hosts: tuple[str, str], capsys: pyte
         host="h",
         stop_timeout=1,
         file_mode=0o600,
+        created=0.0,
     )
     node = runs / name / contract.node_dir(0, 0)
     node.mkdir(parents=True)

@@ -22,7 +22,11 @@ from allranks.job.spec import Job
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z0-9]", fullmatch=True)
 hosts = st.builds(
-    Host, names, st.none() | st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.none() | st.integers(1, 65535)
+    Host,
+    names,
+    user=st.none() | st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+    port=st.none() | st.integers(1, 65535),
+    slots=st.none(),  # Only a file of hosts has them.
 )
 
 

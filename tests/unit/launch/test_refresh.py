@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -47,6 +46,7 @@ def unsettled(tmp_path: Path) -> Run:
         host=socket.gethostname(),
         stop_timeout=1.0,
         file_mode=0o600,
+        created=0.0,
     )
     (run / "record.json").write_text(json.dumps(record.to_json()))
     return load(run)
@@ -77,8 +77,8 @@ class Told:
 
     def status(self, run: Run) -> Status:
         """Tell of an end that the other has just written down."""
-        run.with_status(replace(END, state=State.CANCELLED, exit_code=130))
-        return replace(END, state=State.CANCELLED, exit_code=143)
+        run.with_status(END._replace(state=State.CANCELLED, exit_code=130))
+        return END._replace(state=State.CANCELLED, exit_code=143)
 
 
 def test_an_end_that_another_command_has_written_down_meanwhile_stays(unsettled: Run) -> None:

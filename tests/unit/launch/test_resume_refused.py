@@ -37,6 +37,7 @@ def test_a_job_array(tmp_path: Path, kind: str, scheduler: dict[str, str]) -> No
         stop_timeout=1.0,
         file_mode=0o600,
         status=Status(State.FAILED, "failed"),
+        created=0.0,
     )
     with pytest.raises(LaunchError, match="run is a job array: its tasks cannot be resumed together"):
         prepare_resume(Run(folder, record), load_kind(kind))

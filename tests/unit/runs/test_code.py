@@ -37,7 +37,7 @@ def commit(folder: Path, **files: str) -> str:
 def run(tmp_path: Path) -> Run:
     (tmp_path / "run" / "attempts" / "000").mkdir(parents=True)
     about = {"name": "a", "cluster": "local", "kind": "local", "world_size": 1, "nnodes": 1, "host": "n1"}
-    return Run(tmp_path / "run", Record(id="a", **about, stop_timeout=1.0, file_mode=0o600))
+    return Run(tmp_path / "run", Record(id="a", **about, stop_timeout=1.0, file_mode=0o600, created=0.0))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ def test_stacks_are_listed_by_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             nnodes=1,
             stop_timeout=30.0,
             file_mode=0o600,
+            created=0.0,
         ),
     )
     node = run.node_folder(0)

@@ -55,7 +55,7 @@ def window(start: float, first: int, place: Place, restart: int = 0) -> Window:
 def run(tmp_path: Path) -> Any:
     """A run that has a directory."""
     words = dict.fromkeys(("id", "name", "cluster", "kind", "host"), "local")
-    return Run(tmp_path, Record(**words, world_size=1, nnodes=1, stop_timeout=30.0, file_mode=0o600))
+    return Run(tmp_path, Record(**words, world_size=1, nnodes=1, stop_timeout=30.0, file_mode=0o600, created=0.0))
 
 
 def test_the_time_left_is_of_all_epochs_at_the_mean_speed_of_this_start(run: Run) -> None:

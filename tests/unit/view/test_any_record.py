@@ -260,7 +260,7 @@ def test_an_hour_of_a_training_is_followed_and_reported(run: Path, replay: Any) 
     assert "another attempt follows: node 1 was lost" in [text for _, text in shot.events]
     training.end(state="SUCCEEDED", reason=None)
     record = load(run).record
-    ended = replace(record, status=Status(State.SUCCEEDED, "ended", started=0.0, ended=HOUR, exit_code=0))
+    ended = record._replace(status=Status(State.SUCCEEDED, "ended", started=0.0, ended=HOUR, exit_code=0))
     (run / "record.json").write_text(json.dumps(ended.to_json()))
     shown = to_data([read(load(run))])["runs"][0]
     assert (shown["state"], shown["took"], shown["steps"]) == ("SUCCEEDED", HOUR, 3600)

@@ -137,7 +137,7 @@ class BatchCluster(ClusterKind):
             info = self.scheduler.query_job(job_id)
         except LaunchError as error:
             reported, native = agents.reported_by_all(attempts.newest(folder)), f"{title} does not answer"
-            return replace(reported, state=State.UNKNOWN, native=native, reason=error.why or error.what)
+            return reported._replace(state=State.UNKNOWN, native=native, reason=error.why or error.what)
         if attempts.current_job(folder, first_job) != job_id:
             return self._query(folder, first_job)  # It has submitted another job meanwhile.
         # Read after the scheduler has answered, which may take long: agents record an end before it knows of it.
@@ -153,10 +153,10 @@ class BatchCluster(ClusterKind):
         status = blame(self.scheduler, status, folder, attempt, job_id)
         if status.state.is_final:
             decision = attempts.decision_after(attempt)
-            status = replace(status, reason=decision["why"]) if decision.get("given_up") else status
+            status = status._replace(reason=decision["why"]) if decision.get("given_up") else status
             attempts.remove_secrets(folder)
         if status.state is State.CANCELLED and job_id in self._signals:
-            return replace(status, exit_code=128 + self._signals[job_id])
+            return status._replace(exit_code=128 + self._signals[job_id])
         return status
 
     def cancel(self, run: Run) -> None:
@@ -290,7 +290,7 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     if found := excerpts.setup_failure(logs_to_search(scheduler, folder, attempt, job_id), folder, scheduler.log_noise):
         failed, excerpt = found
         cause = next(iter(excerpt.causes), None)
-        return replace(status, reason=failed.what, exit_code=failed.code, cause=cause)
+        return status._replace(reason=failed.what, exit_code=failed.code, cause=cause)
     if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
         return status  # Agents know more.
     failure = attempts.first_failure(attempt)

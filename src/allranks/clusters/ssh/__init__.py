@@ -134,7 +134,7 @@ class SshCluster(ClusterKind):
         """Find what an agent's log ends with, on the first node that has a cause."""
         reported = agents.reported_by_each(run.attempt_folder)
         said = next((said for said in map(agent_excerpt, reported) if said.causes), LogExcerpt())
-        return replace(said, fix=_WHEN_LOST) if any(each.ended_by_loss for each in reported.values()) else said
+        return said._replace(fix=_WHEN_LOST) if any(each.ended_by_loss for each in reported.values()) else said
 
 
 def _status(liveness: _Liveness, attempt: Path, reported: Mapping[Path, NodeReport]) -> Status:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +134,7 @@ def _prepare(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool]
         broken = [at for at, answer in enumerate(answers) if step == "copy" and answer.code in _BROKEN]
         lines = [ssh_command(commands[at].host, ("true",)) for at in broken]
         for at, again in zip(broken, run_all(lines, environ, is_over=is_over), strict=True):
-            answers[at] = replace(answers[at], unreached=again.unreached)
+            answers[at] = answers[at]._replace(unreached=again.unreached)
         pairs = zip(commands, answers, strict=True)
         failures += [_Failure(plan.commands[one.node], answer, step) for one, answer in pairs if answer.code]
     return failures

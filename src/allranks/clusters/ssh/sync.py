@@ -19,7 +19,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,9 +131,9 @@ class Copy:
         if entry.kind == "module" or not Path(entry.target).is_absolute():
             return entry
         if job.binary and os.sep not in job.binary:
-            return replace(entry, target=job.binary)
+            return entry._replace(target=job.binary)
         try:
-            return replace(entry, target=str(Path(entry.target).relative_to(self._workdir)))
+            return entry._replace(target=str(Path(entry.target).relative_to(self._workdir)))
         except ValueError as error:
             raise JobError(
                 f"{entry.target} is outside of the working directory, and only that is copied to the machines",
