@@ -128,11 +128,15 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
         elif name in MPI:
             draft.left_out(outer.at, f"{shown(words)}: allranks starts the nodes")
             _take_exports(draft, outer)
-        elif is_python(name) or name in SHELLS or name in _NEEDLESS or name.endswith((".sh", ".bash")):
+        elif is_python(name) or name in _NEEDLESS or (_is_shell(name) and outer.words[len(words) :] != inner.words):
             if name == "nohup":
                 draft.left_out(outer.at, "nohup: allranks run --detach")
         elif name not in ("ssh", "pdsh", "clush", "rsh", "pbsdsh", "pbs_tmrsh", "blaunch"):
             draft.not_taken(outer.at, f"{short(shown(words), 60)}: it stood before the launcher")
+
+
+def _is_shell(name: str) -> bool:
+    return name in SHELLS or name.endswith((".sh", ".bash"))
 
 
 def _take_exports(draft: Draft, starter: Command) -> None:
@@ -140,7 +144,7 @@ def _take_exports(draft: Draft, starter: Command) -> None:
     for given in read_call(starter).given:
         name, equals, value = given.value.shown.partition("=")
         if given.name == "-x" and equals and given.value.value is not None and name not in RANK_VARIABLES:
-            draft.put(f"environment.variables.{name}", value, given.at, f"-x {name}={value}")
+            draft.put(f"environment.variables.{name}", value, given.at, f"{given.typed} {name}={value}")
 
 
 def _take_srun(draft: Draft, launch: Launch) -> None:

@@ -36,6 +36,8 @@ _COMMANDS, _WORDS = 3000, 2000
 #: Files that are read beside one.
 _FILES = 20
 _CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
+#: A backslash at the very end, which bash passes over and the grammar does not.
+_LAST_BACKSLASH = re.compile(rb"\\(?=\n?\Z)")
 #: The depth of the statements of a script and of functions and branches in it, roughly.
 _TOP = 12
 #: Words that end a statement, or go on with it.
@@ -69,7 +71,7 @@ class Walker(ControlFlow):
     def _parse(self, data: bytes) -> Node | None:
         """Return the tree of a text; None once all together are too long."""
         self._budget -= len(data) + 100
-        return None if self._budget < 0 else _parser().parse(data).root_node
+        return None if self._budget < 0 else _parser().parse(_LAST_BACKSLASH.sub(b" ", data)).root_node
 
     def walk(self, piece: Piece, context: Context, root: Node | None = None) -> None:
         """Walk over a text in a context; over its tree, if it is parsed already."""
@@ -94,21 +96,25 @@ class Walker(ControlFlow):
         self._depth -= 1
         self._piece, self._last = outer
 
-    def include(self, word: Word, at: int, context: Context, *, is_sourced: bool) -> None:
-        """Walk over a file that the command at an offset reads, if it lies below the script's directory."""
+    def include(self, word: Word, at: int, context: Context, *, is_sourced: bool) -> bool:
+        """Walk over a file that the command at an offset reads, if it lies below the script's directory.
+
+        Returns whether it lies there.
+        """
         found = self._beside(word)
         if found is None or realpath(found[0]) in self._open:
-            return
+            return found is not None
         path, data = found
         root = self._parse(data)
         if root is None or root.has_error:
             if root and not context.is_conditional:
                 self.script.unparsed.setdefault(path, (at, data))
-            return
+            return True
         self._open.append(realpath(path))
         start = self.script.text.include(path, data, at, is_sourced=is_sourced).start
         self.walk(Piece(data, start=start), context, root)
         self._open.pop()
+        return True
 
     def submit(self, word: Word, at: int, directives: list[Directive], values: dict[str, Value]) -> None:
         """Note a file that the command at an offset submits, if it lies below the script's directory."""

@@ -153,16 +153,17 @@ _DEEPSPEED = _syntax(
     --no-ssh --save-pid --help""",
     "-H=--hostfile -i=--include -e=--exclude -h=--help --num-accelerators=--num-gpus",
 )
-#: Open MPI 4 and 5, and Hydra of MPICH and Intel MPI.
+#: Open MPI 4 and 5, Hydra of MPICH and Intel MPI, and PALS of HPE Cray.
 _MPIRUN = _syntax(
     """-n -H --hostfile --map-by --bind-to --rank-by -wdir --npernode --prefix --report-uri --output-filename
     --tag-output-to --timeout --oversubscribe-to --ppr --rankfile -bootstrap --launcher -iface -hosts --personality
-    --output --tmpdir --path""",
+    --output --tmpdir --path --depth --cpu-bind --mem-bind --gpu-bind --rlimits --pmi -envlist""",
     """--oversubscribe --allow-run-as-root --bind-to-none --report-bindings --tag-output --display-map --nooversubscribe
     --bynode --bysocket --byslot -v -q -l --verbose --quiet -prepend-rank --enable-recovery --timestamp-output""",
     """-np=-n --np=-n --n=-n -c=-n -host=-H --host=-H -hostfile=--hostfile -machinefile=--hostfile -f=--hostfile
     --machinefile=--hostfile -npernode=--npernode -N=--npernode -ppn=--npernode -perhost=--npernode --ppn=--npernode
-    --wdir=-wdir -map-by=--map-by -bind-to=--bind-to -rank-by=--rank-by -hosts=-H""",
+    --wdir=-wdir -map-by=--map-by -bind-to=--bind-to -rank-by=--rank-by -hosts=-H
+    --hosts=-H -d=--depth""",
 )
 #: ssh(1) of OpenSSH 9.
 _SSH = _syntax(
@@ -240,16 +241,18 @@ def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
         if value is None and name in syntax.valued and position < len(words):
             value = words[position]
             position += 1
-        if value is None and name == "-x" and syntax is _MPIRUN and position < len(words):
-            value, position = words[position], position + 1
-        if syntax is _MPIRUN and name in _MCA and position + 1 < len(words):
-            position += 2
+        if syntax is _MPIRUN and value is None and position < len(words):
+            if name == "-x" or (name in _SETTING and "=" in words[position].prefix):
+                name, value, position = "-x", words[position], position + 1
+            elif name in _PAIRS and position + 1 < len(words):
+                position += 2
         given.append(Given(name, typed, value or Word((), word.end, word.end), word.at))
     return Call(tuple(given), tuple(words[position:]), syntax)
 
 
-#: Options of mpirun that take two words.
-_MCA = {"--mca", "-mca", "-genv", "--gmca", "-env", "--prtemca"}
+#: Options of mpirun that set a variable: NAME VALUE for Hydra, NAME=VALUE for PALS and MVAPICH; those of two words.
+_SETTING = {"-genv", "--genv", "-env", "--env"}
+_PAIRS = {"--mca", "-mca", "--gmca", "--prtemca"} | _SETTING
 
 
 def _split(word: Word, typed: str, syntax: Syntax) -> tuple[str, Word | None]:

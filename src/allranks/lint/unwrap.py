@@ -20,7 +20,18 @@ _TAKE_VARIABLES = frozenset({"srun", "mpirun", "mpiexec"})
 #: Programs with options of their own before a command: it begins at the first word that is one of STARTERS.
 _LOOSE = frozenset(
     {
-        *("singularity", "apptainer", "docker", "podman", "shifter", "sarus", "enroot", "chroot"),
+        *(
+            "singularity",
+            "singularity_wrapper",
+            "apptainer",
+            "apptainer_wrapper",
+            "docker",
+            "podman",
+            "shifter",
+            "sarus",
+            "enroot",
+            "chroot",
+        ),
         *("conda", "mamba", "micromamba", "poetry", "uv", "pipenv", "pixi"),
         *("nsys", "ncu", "py-spy", "strace", "runuser", "su", "dplace", "xvfb-run"),
     }
@@ -86,6 +97,8 @@ def unwrap(walker: Walker, command: Command) -> None:
         _submission(walker, command)
     elif not name and command.args and not _loose(walker, command):
         _python(walker, command)  # $PYTHON -m torch.distributed.run …
+    elif name not in LAUNCHERS and _starter(command) in _TAKE_VARIABLES:
+        _loose(walker, command)  # A program that is not known: mpiexec ./set_gpu python train.py
 
 
 def _resolved(walker: Walker, command: Command) -> Command:
@@ -121,14 +134,21 @@ def _shell(walker: Walker, command: Command) -> None:
     _nested(walker, command, _heredoc(command))
 
 
+def _starter(command: Command) -> str:
+    """Return the name of the program that starts a command; empty if it is the shell."""
+    return command.context.via[-1].name if command.context.via else ""
+
+
 def _script(walker: Walker, command: Command, words: Sequence[Word]) -> None:
     """Walk over a script that a command runs, with its arguments."""
     before, inner = walker.values, _within(command)
     is_elsewhere = any(each.name in REMOTE and each.name not in _TAKE_VARIABLES for each in inner.via)
     kept = {name: before[name] for name in ("PWD",) if name in before}
     walker.values = {**kept, **({} if is_elsewhere else _exported(walker, command)), **arguments_of(words[1:])}
-    walker.include(words[0], command.at, inner, is_sourced=False)
+    is_here = walker.include(words[0], command.at, inner, is_sourced=False)
     walker.values = before
+    if not is_here and _starter(command) in _TAKE_VARIABLES:
+        _loose(walker, command, words[1:])  # mpiexec ./set_gpu.sh python train.py
 
 
 def _submission(walker: Walker, command: Command) -> None:
@@ -203,11 +223,13 @@ def _inner(walker: Walker, command: Command, rest: Sequence[Word]) -> None:
         ))  # fmt: skip
 
 
-def _loose(walker: Walker, command: Command) -> bool:
-    for position, word in enumerate(command.args):
+def _loose(walker: Walker, command: Command, words: Sequence[Word] | None = None) -> bool:
+    """Add the command that begins at the first of the words that is a program which starts ranks."""
+    words = command.args if words is None else words
+    for position, word in enumerate(words):
         name = (word.value or "").rpartition("/")[2]
         if name in STARTERS or is_python(name):
-            _inner(walker, command, command.args[position:])
+            _inner(walker, command, words[position:])
             return True
     return False
 

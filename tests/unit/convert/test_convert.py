@@ -108,6 +108,15 @@ def test_a_job_that_cannot_be_planned_is_named(folder: Path, capfd: pytest.Captu
     assert "job.yaml does not work yet: there is no script train.py" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("wrapper", ["./set_gpu.sh", "bash set_gpu.sh", "/opt/profiler"])
+def test_a_program_before_python_is_named(folder: Path, capfd: pytest.CaptureFixture[str], wrapper: str) -> None:
+    (folder / "job.pbs").write_text(f"#!/bin/bash\n#PBS -l select=2\nmpiexec -n 8 --ppn 4 {wrapper} python train.py\n")
+    assert typed("job.pbs") == 0
+    said = capfd.readouterr()
+    assert "script: train.py  # job.pbs:3\n" in said.out
+    assert f"job.pbs:3: {wrapper}: it stood before the launcher\n" in said.err
+
+
 @pytest.mark.parametrize("time", ["24h", "12H", "1.5h", "2 d"])
 def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(
     folder: Path, capfd: pytest.CaptureFixture[str], time: str

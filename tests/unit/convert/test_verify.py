@@ -170,6 +170,9 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "pbs": f"{PBS.replace('select=2', 'select=1')}torchrun --standalone --nproc-per-node=4 train.py\n",
     "pbs and mpiexec": f"{PBS}HEAD=$(head -n1 $PBS_NODEFILE)\nmpiexec -n 2 --ppn 1 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
     "pbs and ranks of mpirun": f"{PBS}mpirun -np 8 --map-by ppr:4:node python train.py\n",
+    "pbs and ranks of mpiexec on Cray": f"{PBS}mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth --env NCCL_DEBUG=INFO python train.py\n",
+    "pbs and ranks of Hydra": f"{PBS}mpirun -n 8 -ppn 4 -genv NCCL_DEBUG INFO -env A=1 python train.py\n",
+    "a backslash at the end": "torchrun --standalone --nproc-per-node=2 train.py --lr 0.1 \\\n",
     "grid engine": f"{GRID}torchrun --standalone --nproc_per_node=2 train.py --data /data\n",
     # Machines
     "ssh in a loop": f'i=0\nfor host in gpu1 gpu2; do\n  ssh $host "cd {{work}} && torchrun {STATIC} --node-rank=$i train.py" &\n  i=$((i + 1))\ndone\nwait\n',

@@ -318,6 +318,11 @@ def test_nodes_that_one_machine_plays_need_no_address(script: str, codes: set[st
         ("mpiexec.openmpi -n 4 torchrun", ["mpiexec.openmpi", "torchrun"]),
         ("jsrun -n 2 -r 1 -a 1 torchrun", ["jsrun", "torchrun"]),
         ("$PROFILE torchrun", ["", "torchrun"]),
+        ("mpiexec -n 4 --ppn 2 -d 8 --cpu-bind depth --env A=1 torchrun", ["mpiexec", "torchrun"]),
+        ("srun ./set_gpu.sh torchrun", ["srun", "set_gpu.sh", "torchrun"]),
+        ("mpiexec bash set_gpu.sh torchrun", ["mpiexec", "bash", "torchrun"]),
+        ("srun /opt/profiler torchrun", ["srun", "profiler", "torchrun"]),
+        ("srun singularity_wrapper exec torchrun", ["srun", "singularity_wrapper", "torchrun"]),
         ("$PYTHON -m torch.distributed.run", ["", "torch.distributed.run"]),
     ],
 )

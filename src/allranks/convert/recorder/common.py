@@ -56,11 +56,10 @@ def options(name: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]
         key = same.get(typed, typed)
         if key in ("--mca", "-mca", "--gmca", "--prtemca"):
             del words[:2]
-        elif key in ("-genv", "-env"):
-            given["-x"] = given.get("-x", "") + "=".join(words[:2]) + "\n"
-            del words[:2]
-        elif key == "-x" and name.startswith(("mpi", "orte")):
-            given["-x"] = given.get("-x", "") + words.pop(0) + "\n"
+        elif key.strip("-") in ("genv", "env", "x") and name.startswith(("mpi", "orte")):
+            count = 1 if key == "-x" or "=" in words[0] else 2  # NAME=VALUE, or NAME VALUE.
+            given["-x"] = given.get("-x", "") + "=".join(words[:count]) + "\n"
+            del words[:count]
         else:
             given[key] = value if equals else words.pop(0) if key in valued and words else ""
     return given, words
