@@ -19,18 +19,15 @@ from allranks import contract
 
 #: The facts of each module: its function of that name takes the request, and returns what JSON can hold.
 _MODULES = {
-    "machine": ("host", "cpus", "memory", "shm", "limits", "interfaces", "disks", "variables", "leftovers"),
-    "network": ("names", "interface", "infiniband"),
-    "meeting": ("port", "reach", "mesh"),
-    "script": ("torch", "script", "files", "shared"),
-    "gpus": ("gpus",),
-    "site": ("site",),
+    "machine": "host cpus memory shm limits interfaces infiniband disks variables leftovers",
+    "network": "names interface port reach mesh",
+    "script": "torch script files shared",
+    "gpus": "gpus",
+    "site": "site",
 }
-FACTS = {name: module for module, names in _MODULES.items() for name in names}
+FACTS = {name: module for module, names in _MODULES.items() for name in names.split()}
 #: Facts that wait for other nodes, or for programs, and end by themselves, get more seconds than the request says.
 _SECONDS = {"reach": 50.0, "mesh": 50.0, "site": 15.0}
-#: Facts about several nodes: a single node does not even import their modules, and waits for no resolver.
-_BETWEEN = {"names", "interface", "port", "reach", "mesh"}
 _MARK = "allranks-probe"
 #: Short lines, in characters: what merges the output of many nodes may cut long ones, and mix those of two nodes.
 _CHUNK = 600
@@ -105,9 +102,9 @@ def gather(request: ProbeRequest) -> dict[str, Any]:
 
 def _fact(name: str, request: ProbeRequest) -> Any:
     """Collect one fact; what follows a slash in its name is an argument: which one of its kind it is."""
-    if request.nnodes == 1 and name in _BETWEEN:
-        return None
     kind, *which = name.split("/", 1)
+    if request.nnodes == 1 and FACTS[kind] == "network":
+        return None  # They are about several nodes: a single one does not even import them, and waits for no resolver.
     return getattr(import_module(f"allranks.checks.collect.{FACTS[kind]}"), kind)(request, *which)
 
 

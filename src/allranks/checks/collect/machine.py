@@ -21,7 +21,7 @@ from allranks.system import cgroups, processes
 from allranks.system.processes import command_of, text_of
 
 _LIMITS = {"memlock": "RLIMIT_MEMLOCK", "nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC"}
-_VERBS = Path("/dev/infiniband")
+_VERBS, _INFINIBAND = Path("/dev/infiniband"), Path("/sys/class/infiniband")
 #: The bit of the capability to lock any amount of memory, and the ids of a machine that has all users.
 _IPC_LOCK, _ALL_USERS = 14, ["0", "0", "4294967295"]
 
@@ -89,6 +89,20 @@ def limits(request: ProbeRequest) -> dict[str, Any]:
 def interfaces(request: ProbeRequest) -> list[str]:
     """Return the names of the network interfaces."""
     return [name for _, name in socket.if_nameindex()]
+
+
+def infiniband(request: ProbeRequest) -> list[dict[str, Any]]:
+    """Return the ports of all devices for remote direct memory access, InfiniBand or RoCE."""
+    return [
+        {
+            "device": folder.parts[-3],
+            "port": int(folder.name),
+            "state": text_of(folder / "state").partition(": ")[2],
+            "rate": text_of(folder / "rate"),
+            "layer": text_of(folder / "link_layer"),
+        }
+        for folder in sorted(_INFINIBAND.glob("*/ports/*"))
+    ]
 
 
 def disks(request: ProbeRequest) -> dict[str, dict[str, Any]]:

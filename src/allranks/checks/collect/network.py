@@ -1,22 +1,51 @@
-"""What a machine knows of the network: names, the interface to the other nodes, InfiniBand."""
+"""The network between nodes: names, interfaces, whether all reach the first one and each other, how far clocks differ.
+
+The first node listens at the port where all are to meet, all others connect to it. Nodes start at different moments, so
+each has patience; when the last one has come, all end together. They exchange lines of text, and first prove that they
+belong to this probe: each shows a half of the request's word that only they know, and not the same half, so that an
+echo proves nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
+import json
+import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from allranks.checks.collect.gather import ProbeRequest
-from allranks.system.processes import text_of
-from allranks.system.routes import interface_to, local_address
+from allranks.system import processes
+from allranks.system.processes import command_of, text_of
+from allranks.system.routes import interface_to, listen_everywhere, listen_for, local_address
+
+T = TypeVar("T")
 
 #: The resolver of the C library waits for 5 s, and then asks again.
 _REVERSE_SECONDS = 3.0
-_INTERFACES, _DEVICES = Path("/sys/class/net"), Path("/sys/class/infiniband")
+_INTERFACES = Path("/sys/class/net")
+#: Seconds in which a peer must answer: packets that get no answer are sent again after 1 and 3 s.
+ANSWER_SECONDS = 5.0
+#: Seconds that the first node waits for the next one, and another node for the first to listen.
+PATIENCE = 10.0
+#: Seconds that the first node waits for all of them.
+_ALTOGETHER = 20.0
+_PAUSE = 0.05
+#: All must be there at the same time to connect to each other, and more are not reached over SSH at once.
+_MOST_NODES = 64
+_CLOCK, _BYE, _MESH = "clock", "bye", "mesh"
+_CLOCK_ROUNDS = 5
+_LONGEST_LINE = 1 << 20
+_STRANGER = "another program listens there:"
+
+
+# --- names and interfaces ---
 
 
 def names(request: ProbeRequest) -> dict[str, Any]:
@@ -35,23 +64,9 @@ def interface(request: ProbeRequest) -> dict[str, Any] | None:
     name, why = interface_to(request.master_addr, Path("/proc"))
     cards = {folder.name: _card(folder) for folder in sorted(_INTERFACES.iterdir()) if folder.is_dir()}
     address = None
-    with suppress(OSError):  # There is no route to it.
+    with contextlib.suppress(OSError):  # There is no route to it.
         address = local_address(request.master_addr)
     return {"route": name, "why": why, "address": address, "all": cards}
-
-
-def infiniband(request: ProbeRequest) -> list[dict[str, Any]]:
-    """Return the ports of all devices for remote direct memory access, InfiniBand or RoCE."""
-    return [
-        {
-            "device": folder.parts[-3],
-            "port": int(folder.name),
-            "state": text_of(folder / "state").partition(": ")[2],
-            "rate": text_of(folder / "rate"),
-            "layer": text_of(folder / "link_layer"),
-        }
-        for folder in sorted(_DEVICES.glob("*/ports/*"))
-    ]
 
 
 def _resolve(name: str) -> dict[str, Any]:
@@ -76,7 +91,7 @@ def _reverse(resolved: dict[str, Any]) -> dict[str, Any] | None:
     began = time.monotonic()
 
     def ask() -> None:
-        with suppress(OSError):  # It has no name: how long that answer takes is what counts.
+        with contextlib.suppress(OSError):  # It has no name: how long that answer takes is what counts.
             socket.getnameinfo((outside[0], 0), 0)
 
     asking = threading.Thread(target=ask, daemon=True)
@@ -93,3 +108,362 @@ def _card(folder: Path) -> dict[str, Any]:
         "speed": int(speed) if speed.isdecimal() and int(speed) else None,  # -1 where it is unknown.
         "state": text_of(folder / "operstate"),
     }
+
+
+# --- the port of the first node, and who reaches whom ---
+
+
+def _once(function: Callable[[ProbeRequest], T]) -> Callable[[ProbeRequest], T]:
+    """Memoize a function for each request; concurrent callers wait for the first one's result."""
+    lock, done = threading.Lock(), dict[str, T]()
+
+    def call(request: ProbeRequest) -> T:
+        with lock:
+            if request.word not in done:
+                done[request.word] = function(request)
+            return done[request.word]
+
+    return call
+
+
+@_once
+def opened(request: ProbeRequest) -> tuple[socket.socket | None, str | None]:
+    """Return a socket that listens at the port of a request, or why there is none."""
+    try:
+        return listen_for(request.master_addr, request.master_port), None
+    except OSError as error:
+        return None, os.strerror(error.errno) if error.errno else str(error)
+
+
+def port(request: ProbeRequest) -> dict[str, Any] | None:
+    """Return the port, why it cannot be listened at and who holds it; None on other nodes than the first."""
+    if request.nnodes == 1 or not request.master_port or request.node:
+        return None
+    _, error = opened(request)
+    return {"port": request.master_port, "error": error, "holder": _holder(request.master_port) if error else None}
+
+
+def _holder(port: int) -> dict[str, Any] | None:
+    """Return user, process and command of who has a port; process and command only where the kernel shows them."""
+    for name in ("tcp", "tcp6"):
+        for line in text_of(Path("/proc/net", name)).splitlines()[1:]:  # man 5 proc
+            fields = line.split()
+            user, inode = int(fields[7]), fields[9]
+            if int(fields[1].rpartition(":")[2], 16) == port and inode != "0":
+                pid = next((pid for pid in processes.process_ids() if _has(pid, inode)), None)
+                command = " ".join(command_of(pid))[:120] if pid else None
+                return {"user": user, "pid": pid, "command": command or None}
+    return None
+
+
+def _has(pid: int, inode: str) -> bool:
+    try:
+        return any(str(file.readlink()) == f"socket:[{inode}]" for file in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False  # It has exited, or is another user's.
+
+
+def reach(request: ProbeRequest) -> dict[str, Any] | None:
+    """Return whether this node reaches the first one, or on the first one who has come; None if no nodes meet."""
+    return _met(request)[0]
+
+
+def mesh(request: ProbeRequest) -> dict[str, Any] | None:
+    """Return which of the nodes that have met this one cannot connect to; None if it has not met them."""
+    return _met(request)[1]
+
+
+@_once
+def _met(request: ProbeRequest) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    if request.nnodes == 1 or not request.master_port or not request.master_addr:
+        return None, None
+    mesh_port = _MeshPort(request.word) if "mesh" in request.wanted and request.nnodes <= _MOST_NODES else None
+    try:
+        return _wait_on_first(request, mesh_port) if request.node == 0 else _join_first(request, mesh_port)
+    finally:
+        if mesh_port:
+            stop(mesh_port.listener)
+
+
+def _window(began: float) -> dict[str, float]:
+    """Return when something was tried, by the clock of this node."""
+    return {"began": round(began, 3), "ended": round(time.time(), 3)}
+
+
+# --- the first node ---
+
+
+def _wait_on_first(request: ProbeRequest, mesh_port: _MeshPort | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    began, (listener, why) = time.time(), opened(request)
+    if listener is None:
+        return {"error": {"kind": "port", "text": why}, "came": [], **_window(began)}, None
+    meeting = _Meeting(request, mesh_port.port if mesh_port else 0)
+    serve(listener, meeting.accept)
+    meeting.wait_for_all()
+    stop(listener)
+    reached = {"error": None, "came": sorted(meeting.came), **_window(began)}
+    return reached, meeting.try_all(mesh_port) if mesh_port else None
+
+
+class _Meeting:
+    """The meeting of all nodes at the first one, whose port for the mesh is ``mesh_port``; 0: none is tried."""
+
+    def __init__(self, request: ProbeRequest, mesh_port: int) -> None:
+        self._request, self._mesh_port = request, mesh_port
+        self._changed, self._last = threading.Condition(), time.monotonic()
+        self._is_closed = False
+        self._done: set[int] = set()
+        #: Address, and port for the mesh (0: none), of each node that has come.
+        self.came: dict[int, tuple[str, int]] = {}
+
+    def accept(self, connection: socket.socket) -> None:
+        """Serve a node that has connected."""
+        met = accept(connection, self._request.word)
+        if met is None:
+            return
+        peer, node = met
+        mesh_port = 0
+        with contextlib.suppress(OSError):  # It has come, even if it is gone since.
+            while (line := peer.read()) == _CLOCK:
+                peer.send(repr(time.time()))
+            if line.startswith(_MESH):
+                mesh_port = int(line.split()[1])
+        with self._changed:
+            self.came[node] = (peer.address, mesh_port)
+            self._last = time.monotonic()
+            self._changed.notify_all()
+        if mesh_port:
+            self._join(node, peer)
+        peer.close()
+
+    def wait_for_all(self) -> None:
+        """Wait until all have come, or no other one is to be expected."""
+        until = time.monotonic() + _ALTOGETHER
+        with self._changed:
+            while len(self.came) < self._request.nnodes - 1:
+                left = min(self._last + PATIENCE, until) - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _join(self, node: int, peer: Peer) -> None:
+        """Send a node the ports of the others, and wait until it has tried to connect to them, and until all have."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed)
+            ports = {str(other): place for other, place in self._in_mesh().items() if other != node}
+        with contextlib.suppress(OSError):  # It is gone: the others need not wait for it.
+            # Address and port of each; no address: that of the first node as seen from there.
+            peer.send(json.dumps({**ports, "0": ("", self._mesh_port)}))
+            peer.read(_ALTOGETHER)
+        self._finish(node)
+
+    def try_all(self, mesh_port: _MeshPort) -> dict[str, Any]:
+        """Connect to all others too, and wait until all have."""
+        found = mesh_port.try_all(self._in_mesh(), 0)
+        self._finish(0)
+        return found
+
+    def _finish(self, node: int) -> None:
+        with self._changed:
+            self._done.add(node)
+            self._changed.notify_all()
+            # Until all have tried to connect to all, those included that come while this waits.
+            self._changed.wait_for(lambda: self._done >= {0, *self._in_mesh()}, _ALTOGETHER)
+
+    def _in_mesh(self) -> dict[int, tuple[str, int]]:
+        """Return address and port of the nodes that have come and have a port for the mesh."""
+        return {node: place for node, place in self.came.items() if place[1]}
+
+
+# --- the others ---
+
+
+def _join_first(request: ProbeRequest, mesh_port: _MeshPort | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    began = time.time()
+    try:
+        peer = _connect_to_first(request)
+        clock = _compare_clocks(peer)
+        peer.send(f"{_MESH} {mesh_port.port}" if mesh_port else _BYE)
+    except (PeerError, OSError, ValueError) as error:
+        why = {"kind": getattr(error, "kind", "other"), "text": str(error)}
+        return {"error": why, **_window(began)}, None
+    reached = {"error": None, "address": peer.address, "clock": clock, **_window(began)}
+    found = None
+    if mesh_port:
+        # The connection may break, or bring something else: then it is unknown.
+        with contextlib.suppress(OSError, ValueError):
+            ports = json.loads(peer.read(_ALTOGETHER + PATIENCE))
+            addresses = {int(other): (address or peer.address, port) for other, (address, port) in ports.items()}
+            tried = mesh_port.try_all(addresses, request.node)
+            peer.send(_BYE)
+            peer.read(_ALTOGETHER)  # The others may not have tried ours yet: the first node closes when all have.
+            found = tried
+    peer.close()
+    return reached, found
+
+
+def _connect_to_first(request: ProbeRequest) -> Peer:
+    """Connect to the first node; it may not listen yet."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return connect(request.master_addr, request.master_port, request.word, request.node)
+        except PeerError as error:
+            if error.kind not in ("refused", "closed") or time.monotonic() + _PAUSE > until:
+                raise
+        time.sleep(_PAUSE)
+
+
+def _compare_clocks(peer: Peer) -> dict[str, float]:
+    """Return how many seconds the first node's clock is ahead of ours, and how well that is known."""
+    rounds = []
+    for _ in range(_CLOCK_ROUNDS):
+        sent, started = time.time(), time.monotonic()
+        peer.send(_CLOCK)
+        theirs = float(peer.read())
+        took = time.monotonic() - started
+        rounds.append((took, theirs - (sent + took / 2)))
+    took, ahead = min(rounds)
+    return {"ahead": round(ahead, 6), "within": round(took / 2, 6)}
+
+
+class _MeshPort:
+    """A port that the kernel chose, as those of collectives, where other nodes connect to this one."""
+
+    def __init__(self, word: str) -> None:
+        self._word, self.listener = word, listen_everywhere(0)
+        self.port: int = self.listener.getsockname()[1]
+        serve(self.listener, self._accept)
+
+    def _accept(self, connection: socket.socket) -> None:
+        if met := accept(connection, self._word):
+            met[0].close()
+
+    def try_all(self, others: Mapping[int, tuple[str, int]], node: int) -> dict[str, Any]:
+        """Connect to address and port of others; return how many were tried, and which were not reached and why."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        def why_not(other: tuple[str, int]) -> str | None:
+            try:
+                connect(*other, self._word, node).close()
+            except PeerError as error:
+                return str(error)
+            return None
+
+        with ThreadPoolExecutor(min(_MOST_NODES, len(others)) or 1) as pool:
+            found = dict(zip(map(str, others), pool.map(why_not, others.values()), strict=True))
+        return {"tried": len(others), "unreached": {other: why for other, why in found.items() if why}}
+
+
+# --- connections between two nodes ---
+
+
+class PeerError(Exception):
+    """Why two nodes cannot connect; ``kind`` is refused, dropped, route, name, stranger, closed or other."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Peer:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.settimeout(ANSWER_SECONDS)
+        self._lines = connection.makefile("r", encoding="utf-8", errors="replace", newline="\n")
+
+    def send(self, text: str) -> None:
+        """Send a line."""
+        self._connection.sendall(f"{text}\n".encode())
+
+    def read(self, seconds: float | None = None) -> str:
+        """Wait for a line, and set another time limit first if one is given; empty: the connection is closed."""
+        if seconds is not None:
+            self._connection.settimeout(seconds)
+        return self._lines.readline(_LONGEST_LINE).strip()
+
+    @property
+    def address(self) -> str:
+        """The address of the other end."""
+        return str(self._connection.getpeername()[0]).removeprefix("::ffff:")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._lines.close()
+        self._connection.close()
+
+
+def connect(address: str, port: int, word: str, node: int) -> Peer:
+    """Connect to a node, and have it prove that it belongs to the same probe.
+
+    Raises:
+        PeerError: why that failed.
+    """
+    try:
+        connection = socket.create_connection((address, port), ANSWER_SECONDS)
+    except OSError as error:
+        raise _why(error) from None
+    if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
+        connection.close()
+        raise _why(ConnectionRefusedError(errno.ECONNREFUSED, ""))
+    peer, middle = Peer(connection), len(word) // 2
+    why = PeerError("closed", "the listener there closes the connection without an answer")
+    try:
+        peer.send(f"{word[:middle]} {node}")
+        if (heard := peer.read()) == word[middle:]:
+            return peer
+        if heard:
+            why = PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            why = PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s")
+    peer.close()
+    raise why
+
+
+def accept(connection: socket.socket, word: str) -> tuple[Peer, int] | None:
+    """Let a peer prove that it belongs to this probe, and prove it to the peer; None for a stranger."""
+    peer, middle = Peer(connection), len(word) // 2
+    with contextlib.suppress(OSError):  # It says nothing, or is gone: a stranger.
+        proof, _, node = peer.read().partition(" ")
+        if proof == word[:middle] and node.isdecimal():
+            peer.send(word[middle:])
+            return peer, int(node)
+    peer.close()
+    return None
+
+
+def serve(listener: socket.socket, each: Callable[[socket.socket], None]) -> None:
+    """Accept connections in a thread, until :func:`stop`; each is handled in a thread of its own."""
+
+    def accept_all() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=each, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept_all, daemon=True).start()
+
+
+def stop(listener: socket.socket) -> None:
+    """Accept no more connections: closing alone would not wake a thread that waits for one."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def _why(error: OSError) -> PeerError:
+    if isinstance(error, socket.gaierror):
+        return PeerError("name", f"cannot resolve the name: {error.strerror}")
+    if isinstance(error, ConnectionRefusedError):
+        return PeerError("refused", "connection refused")
+    if isinstance(error, TimeoutError):
+        return PeerError("dropped", f"no answer within {ANSWER_SECONDS:g} s")
+    kind = "route" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else "other"
+    return PeerError(kind, os.strerror(error.errno).lower() if error.errno else str(error))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from allranks.checks.collect import meeting
+from allranks.checks.collect import network
 from allranks.checks.collect.gather import ProbeRequest, read_reports
-from allranks.checks.collect.meeting import opened, port
+from allranks.checks.collect.network import opened, port
 from allranks.checks.probe import _BOOTSTRAP, program
 from waiting import PATIENCE, wait_for
 
@@ -110,22 +110,22 @@ def test_a_door_that_does_not_open(start: Start) -> None:
 
 
 def test_who_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "PATIENCE", 0.2)
-    found = meeting.reach(order("reach", word="a word of its own"))
+    monkeypatch.setattr(network, "PATIENCE", 0.2)
+    found = network.reach(order("reach", word="a word of its own"))
     assert found is not None
     assert (found["error"], found["came"]) == (None, [])
 
 
 def test_a_port_that_nobody_listens_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "PATIENCE", 0.2)
-    found = meeting.reach(order("reach", node=1, word="refused and told"))
+    monkeypatch.setattr(network, "PATIENCE", 0.2)
+    found = network.reach(order("reach", node=1, word="refused and told"))
     assert found is not None
     assert found["error"] == {"kind": "refused", "text": "connection refused"}
     assert found["ended"] - found["began"] > 0.1
 
 
 def test_a_name_that_means_nothing() -> None:
-    found = meeting.reach(order("reach", node=1, word="names mean things", master_addr="no.such.host.invalid"))
+    found = network.reach(order("reach", node=1, word="names mean things", master_addr="no.such.host.invalid"))
     assert found is not None
     assert found["error"]["kind"] == "name"
     assert found["error"]["text"].startswith("cannot resolve the name: ")
@@ -141,8 +141,8 @@ def test_a_name_that_means_nothing() -> None:
 )
 def test_a_stranger_at_the_port(says: bytes | None, kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if says is None:
-        monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(meeting, "PATIENCE", 0.2)
+        monkeypatch.setattr(network, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(network, "PATIENCE", 0.2)
     held: list[socket.socket] = []
 
     def answer(connection: socket.socket) -> None:
@@ -154,9 +154,9 @@ def test_a_stranger_at_the_port(says: bytes | None, kind: str, text: str, monkey
             connection.recv(100)
 
     with closing(socket.create_server(("", 0))) as stranger:
-        meeting.serve(stranger, answer)
-        found = meeting.reach(order("reach", node=1, word=f"stranger {says!r}", master_port=stranger.getsockname()[1]))
-        meeting.stop(stranger)
+        network.serve(stranger, answer)
+        found = network.reach(order("reach", node=1, word=f"stranger {says!r}", master_port=stranger.getsockname()[1]))
+        network.stop(stranger)
     for connection in held:
         connection.close()
     assert found is not None
@@ -170,9 +170,9 @@ def test_who_repeats_what_it_hears_proves_nothing() -> None:
             connection.recv(100)
 
     with closing(socket.create_server(("", 0))) as echo:
-        meeting.serve(echo, repeat)
-        found = meeting.reach(order("reach", node=1, word="half of a word", master_port=echo.getsockname()[1]))
-        meeting.stop(echo)
+        network.serve(echo, repeat)
+        found = network.reach(order("reach", node=1, word="half of a word", master_port=echo.getsockname()[1]))
+        network.stop(echo)
     assert found is not None
     assert found["error"]["kind"] == "stranger"
 
@@ -213,13 +213,13 @@ def test_facts_ask_once_and_whoever_asks_in_the_meantime_waits() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    meeting.stop(opened(asked)[0])
+    network.stop(opened(asked)[0])
     assert found == [{"port": asked.master_port, "error": None, "holder": None}] * 8
 
 
 def test_a_node_that_comes_at_the_last_moment_is_waited_for() -> None:
     """Else the others are gone when it tries to connect to them."""
-    here = meeting._Meeting(order("mesh", nodes=4), mesh_port=1)
+    here = network._Meeting(order("mesh", nodes=4), mesh_port=1)
     here.came[1] = ("gpu02", 1)
     first = threading.Thread(target=here._finish, args=(0,))
     first.start()
