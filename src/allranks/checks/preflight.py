@@ -103,7 +103,7 @@ def preflight(
     )
     results = run_checks([check for check in checks if not check.needs_trial], seen)
     if of_trial := [check for check in checks if check.needs_trial]:
-        from allranks.checks.search import with_trial  # Not before each run, whose checks need none.
+        from allranks.checks.selftest import with_trial  # Not before each run, whose checks need none.
         from allranks.checks.waiting import Patience, noted
 
         with noted() as signals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,13 +14,13 @@ from pydantic import ValidationError
 
 from allranks.contract import is_secret
 from allranks.errors import AllranksError
-from allranks.job import sources, suggestions
+from allranks.job import sources
 from allranks.job.files import cluster_files, file_layer, read_cluster_file, read_job_file
 from allranks.job.options import TARGETS
 from allranks.job.problems import Problem, did_you_mean, error_of, listed, quoted, shown_path
 from allranks.job.sources import CHECKS_FOLDER, DEFAULT, WEBHOOK, GivenValue, Layer, ValueSource, texts_of, variables_of
 from allranks.job.spec import Cluster, Job, Section
-from allranks.job.values import at_commas
+from allranks.job.values import as_name, at_commas
 from allranks.job.variables import fill_secrets, scrub, secret_problems, secret_values, variable_problems
 from allranks.job.yaml import Number, YamlMapping, kind_of
 from allranks.system import schedulers
@@ -29,6 +30,8 @@ _Model = TypeVar("_Model", bound=Section)
 _LOCAL = "local"
 _KINDS = ("local", "ssh", "pdsh", *schedulers.KINDS)
 _MOST_TEXT = 200
+#: Numbers to write where the default is none, or 0.
+_NUMBERS = {"launch.master_port": "29500", "launch.max_restarts": "3", "resources.cpus_per_node": "8"}
 
 #: What pydantic's types of errors, or how these start, mean in plain words.
 _RULES = {
@@ -286,21 +289,60 @@ def _suggested(
     item: dict[str, Any], rule: str, path: str, source: ValueSource, value: object, model: type[Section]
 ) -> str | None:
     """Return what to write in place of a value, for the rules that do not say it themselves."""
-    if item["type"] == "literal_error":
-        choices = re.findall(r"'([^']+)'", item["ctx"]["expected"])
-        return suggestions.for_choice(model, path, source, choices)
     if item["type"].startswith("string_pattern"):
-        return suggestions.for_name(path, source, value)
+        near = as_name(str(value)).lstrip("_")
+        return _write(path, source, near) if near else "leave it out: the job then has the name of its script"
     if rule == _RULES["string_type"]:
-        return suggestions.for_text(path, source, value, in_list=len(item["loc"]) > len(path.split(".")))
-    if rule == _RULES["tuple"]:
-        return suggestions.for_list(model, path, source)
-    if rule == _RULES["bool"]:
-        return suggestions.for_truth(model, path, source)
+        return _one_text(path, source, value, in_list=len(item["loc"]) > len(path.split(".")))
     if path == "resources.gpus_per_node" and (typed := re.fullmatch(r"(?:gpu:)?(\w+):(\d+)", str(value))):
-        return suggestions.for_gpus(source, *typed.groups())
-    is_number = rule in (_RULES["int"], _RULES["float"]) or item["type"] in ("greater_than_equal", "less_than_equal")
-    return suggestions.for_number(model, path, source) if is_number else None
+        kind, number = typed.groups()  # Slurm's a100:4 is two values here.
+        if source.kind == "flag":
+            return f"{source.where} {number} --gpu-type {kind}"
+        return f"write gpus_per_node: {number} and gpu_type: {kind}"
+    if item["type"] == "literal_error":
+        choices, default = re.findall(r"'([^']+)'", item["ctx"]["expected"]), _default(model, path)
+        if default is None:
+            return "leave it out: allranks then chooses"
+        return f"leave it out, or {_write(path, source, default if default in choices else choices[0])}"
+    if rule == _RULES["tuple"]:
+        return _write(path, source, f"[{', '.join(_default(model, path) or ('ONE', 'TWO'))}]")
+    if rule == _RULES["bool"]:  # What is the default need not be written.
+        return _write(path, source, str(not _default(model, path)).lower())
+    if rule in (_RULES["int"], _RULES["float"]) or item["type"] in ("greater_than_equal", "less_than_equal"):
+        default = _default(model, path)
+        return _write(path, source, _NUMBERS.get(path) or (f"{default:g}" if default else "1"))
+    return None
+
+
+def _write(path: str, source: ValueSource, text: str) -> str:
+    """Return how a value is given where the wrong one was: ``--max-restarts 3``, or ``write max_restarts: 3``."""
+    if source.kind == "flag":
+        return f"{source.where} {shlex.quote(text)}"
+    if source.kind == "environment":
+        return f"{source.where}={shlex.quote(text)}"
+    return f"write {path.rpartition('.')[2]}: {text}"
+
+
+def _one_text(path: str, source: ValueSource, value: Any, *, in_list: bool) -> str:
+    """Return what to write where one text is needed."""
+    if value is None:
+        return 'remove it, or put it in quotes: "null"'
+    if isinstance(value, bool):
+        return f'put it in quotes: "{str(value).lower()}"'
+    words = [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
+    if not words or len(words) < len(value) or in_list or is_secret(path):
+        return "write one text, without brackets and braces"
+    if path == "resources.nodes":
+        return f"write hosts: [{', '.join(words)}] for these machines, over SSH"
+    first = _write(path, source, words[0])
+    return f"{first} and args: {shlex.join(words[1:])}" if path == "script" and words[1:] else first
+
+
+def _default(model: type[Section], path: str) -> Any:
+    *sections, key = path.split(".")
+    for section in sections:
+        model = model.sections()[section]
+    return model.model_fields[key].default
 
 
 def _shown(path: str, value: object, secrets: tuple[str, ...]) -> str:

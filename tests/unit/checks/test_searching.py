@@ -9,7 +9,7 @@ from recorded_trial import trial_of, who
 from seen import found, seen_of
 
 from allranks.checks.model import Finding, failed, passed, skipped, warned
-from allranks.checks.search import _others, findings
+from allranks.checks.selftest import _others, findings
 from allranks.clusters.registry import load_kind
 from allranks.record.selftest import Collective, Link, SearchResult
 from allranks.runs.status import State
