@@ -48,9 +48,7 @@ NodeCheck = Callable[[Any, Node, Seen], Finding]
 WholeCheck = Callable[[Seen], Iterable[Finding]]
 
 
-def on_each_node(
-    name: str, *, why: str, fact: str, also: tuple[str, ...] = (), is_full: bool = False
-) -> Callable[[NodeCheck], NodeCheck]:
+def on_each_node(name: str, *, why: str, fact: str, also: tuple[str, ...] = ()) -> Callable[[NodeCheck], NodeCheck]:
     """Register a check of one fact of each node, which is skipped where the fact is missing.
 
     ``fact`` is one of :data:`allranks.checks.collect.gather.FACTS`; ``also`` are further facts that the check may look
@@ -58,15 +56,13 @@ def on_each_node(
     """
 
     def register(function: NodeCheck) -> NodeCheck:
-        _add(node_check(name, why=why, fact=fact, find=function, also=also, is_full=is_full))
+        _add(node_check(name, why=why, fact=fact, find=function, also=also))
         return function
 
     return register
 
 
-def node_check(
-    name: str, *, why: str, fact: str, find: NodeCheck, also: tuple[str, ...] = (), is_full: bool = False
-) -> Check:
+def node_check(name: str, *, why: str, fact: str, find: NodeCheck, also: tuple[str, ...] = ()) -> Check:
     """Make a check of one fact of each node; see :func:`on_each_node`."""
 
     def find_all(seen: Seen) -> Iterator[Finding]:
@@ -78,7 +74,7 @@ def node_check(
             elif node.failure is None:
                 yield skipped(node.errors.get(fact, "it was not requested"), host=node.host)
 
-    return Check(name, why, find_all, (fact, *also), is_full)
+    return Check(name, why, find_all, (fact, *also))
 
 
 def on_the_whole(

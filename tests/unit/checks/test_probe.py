@@ -1,4 +1,4 @@
-"""The program that looks at a node, started as a node does, in a working directory like a user's."""
+"""The program that probes a node, started as a node does, in a working directory like a user's; and its job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from allranks import contract
 from allranks.checks.collect.gather import FACTS, ProbeRequest, read_reports
-from allranks.checks.probe import _BOOTSTRAP, TOO_OLD, program
+from allranks.checks.probe import _BOOTSTRAP, TOO_OLD, _write_files, job_of, program, read_logs
+from allranks.clusters.base import Probe, ProbeResult
+from allranks.job.spec import Job
+from allranks.system.commands import Answer
 
 CODE = _BOOTSTRAP
 
@@ -69,3 +73,72 @@ def test_a_python_that_is_too_old_says_so() -> None:
     old = f"import sys\nsys.version_info = (3, 9, 1)\n{CODE}"
     done = subprocess.run([sys.executable, "-c", old, "0"], input="", capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (TOO_OLD, "Python 3.9\n")
+
+
+# --- by a job ---
+
+
+def test_the_job_that_looks_asks_for_the_same_nodes_and_sets_nothing_up(tmp_path: Path) -> None:
+    asked = Job.model_validate(
+        {
+            "script": "train.py",
+            "resources": {"nodes": 4, "gpus_per_node": 8, "time": "2-0:00:00"},
+            "scheduler": {"partition": "gpu", "array": "0-7", "output": "log"},
+            "notify": {"mail": "ada@x.org", "command": "send"},
+            "environment": {"conda": "torch", "variables": {"A": "1"}, "setup": "a", "node_setup": "b"},
+            "launch": {"launcher_args": ["--mpi=none"]},
+        }
+    )
+    mine = job_of(asked, tmp_path)
+    assert (mine.script, mine.binary, mine.launch.nproc_per_node) == (None, "bash", 1)
+    assert (mine.resources.nodes, mine.resources.gpus_per_node, mine.resources.time) == ((4, 4), 8, 300)
+    assert (mine.scheduler.partition, mine.scheduler.array, mine.scheduler.output) == ("gpu", None, None)
+    assert (mine.environment.conda, mine.environment.node_setup) == (None, ())
+    assert mine.environment.variables == {"A": "1"}
+    assert mine.launch.launcher_args == ("--mpi=none",)
+    short = asked.model_copy(update={"resources": asked.resources.model_copy(update={"time": 60})})
+    assert job_of(short, tmp_path).resources.time == 60
+
+
+def test_a_rank_tells_how_its_look_ended_and_does_not_fail(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    _write_files(Probe('read -r line; echo "$line for $1"; echo broken >&2; exit 7\n', "the program\n", folder, 1.0))
+    words = job_of(Job(binary="true"), folder).args
+    environ = {"PATH": "/usr/bin:/bin", "GROUP_RANK": "1", "HOSTNAME": "elsewhere"}
+    done = subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=True)
+    node = tmp_path / "attempt" / "node-001"
+    node.mkdir(parents=True)
+    (node / "rank-1.out").write_text(done.stdout)
+    (node / "rank-1.err").write_text(done.stderr)
+    (told,) = read_logs(tmp_path / "attempt").values()
+    assert told.host == "elsewhere"
+    (tmp_path / "attempt" / "hosts").write_text("n1\nn2\nn3\n")
+    (told,) = read_logs(tmp_path / "attempt").values()
+    assert told.host == "n2"
+    assert (told.answer.code, told.answer.last_words) == (7, "broken")
+    assert "the program for 1\n" in told.answer.out
+
+
+def test_what_was_decided_for_the_rank_that_looks_is_not_looked_at(tmp_path: Path) -> None:
+    """The ranks of the job have other numbers of threads."""
+    _write_files(Probe('echo "threads ${OMP_NUM_THREADS-unset} ${MKL_NUM_THREADS-unset}"\n', "", tmp_path, 1.0))
+    words = job_of(Job(binary="true"), tmp_path).args
+    environ = {"PATH": "/usr/bin:/bin", "GROUP_RANK": "0", "OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "4"}
+    environ |= {contract.DECIDED: "OMP_NUM_THREADS GLOO_SOCKET_IFNAME"}
+    done = subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=True)
+    assert "threads unset 4" in done.stdout.splitlines()
+
+
+def test_a_look_that_has_not_ended_is_late(tmp_path: Path) -> None:
+    node = tmp_path / "node-000"
+    node.mkdir()
+    (node / "rank-0.out").write_text("allranks-look 0 n1\n")
+    late = Answer(1, "allranks-look 0 n1\n", "its probe did not finish in time", unreached=True, is_late=True)
+    assert read_logs(tmp_path) == {0: ProbeResult("n1", late)}
+
+
+def test_a_node_without_the_folder_tells_nothing_and_ends_well(tmp_path: Path) -> None:
+    words = job_of(Job(binary="true"), tmp_path / "gone").args
+    done = subprocess.run(["bash", *words], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
