@@ -12,7 +12,7 @@ from allranks.checks.collect.gather import ProbeRequest
 from allranks.checks.collect.gpus import gpus
 from allranks.checks.model import Grade
 from allranks.checks.topics.gpus import judge_computed as judge
-from allranks.selftest.gpu_compute import measure
+from allranks.selftest.computing import measure_products
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +54,7 @@ def test_the_command_finds_nothing_that_cannot_work(allranks):
 
 def test_each_gpu_computes_right():
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    measured = [measure(device) for device in devices]
+    measured = [measure_products(device) for device in devices]
     has_bf16 = [torch.cuda.get_device_capability(device) >= (8, 0) for device in devices]
     assert [each["fp32"]["wrong"] for each in measured] == [0] * len(measured), measured
     assert [each["bf16"]["wrong"] for each in measured if "bf16" in each] == [0] * has_bf16.count(True), measured

@@ -109,7 +109,7 @@ class TrainingResult(SelfTestReport):
 
 @dataclass(frozen=True)
 class GpuResult(SelfTestReport):
-    """Result of :func:`allranks.selftest.gpu_compute.measure` on a rank's GPU."""
+    """Result of :func:`allranks.selftest.computing.measure_products` on a rank's GPU."""
 
     found: dict[str, Any]
 

@@ -11,9 +11,8 @@ import torch
 
 import allranks
 from allranks.record.selftest import Collective, Done, GpuResult, OperationStarted, RankInfo, SelfTestReport, send
-from allranks.selftest.bandwidth import by_size, in_training, links
-from allranks.selftest.collectives import is_any, try_all
-from allranks.selftest.training import Strategy, train
+from allranks.selftest.collectives import by_size, in_training, is_any, links, try_all
+from allranks.selftest.computing import Strategy, measure_products, train
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -58,10 +57,8 @@ def _beyond(ctx: Context, is_full: bool) -> Iterator[SelfTestReport]:
         yield OperationStarted(ctx.rank, f"training ({strategy})")
         yield train(ctx, strategy)
     if is_gpu:
-        from allranks.selftest.gpu_compute import measure
-
         yield OperationStarted(ctx.rank, "computing on its GPU")
-        yield GpuResult(ctx.rank, measure(ctx.device))
+        yield GpuResult(ctx.rank, measure_products(ctx.device))
 
 
 def _who(ctx: Context) -> RankInfo:

@@ -11,7 +11,7 @@ from seen import found, seen_of
 from allranks.checks.model import Finding, Grade
 from allranks.checks.registry import chosen
 from allranks.checks.topics.gpus import judge_computed as judge
-from allranks.selftest import gpu_compute
+from allranks.selftest import computing
 
 Facts = dict[str, Any]
 H100 = "NVIDIA H100 80GB HBM3"
@@ -66,12 +66,12 @@ def test_gpus_without_bf16() -> None:
 )
 def test_the_precisions_of_a_gpu(capability: str | None, expected: tuple[str, ...]) -> None:
     build = {"capability": capability, "arches": ["sm_60", "sm_70", "sm_75", "sm_80"]}
-    assert gpu_compute.precisions(build) == expected
+    assert computing.precisions(build) == expected
 
 
 def test_what_fails_in_one_precision_is_no_loss_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_compute, "_PRECISIONS", {"fp32": torch.float32, "int4": torch.quint4x2})
-    measured = gpu_compute.measure(torch.device("cpu"))
+    monkeypatch.setattr(computing, "_PRECISIONS", {"fp32": torch.float32, "int4": torch.quint4x2})
+    measured = computing.measure_products(torch.device("cpu"))
     assert measured["fp32"]["wrong"] == 0
     assert [*measured["int4"]] == ["error"]
 
@@ -94,11 +94,11 @@ def test_a_gpu_is_compared_with_the_others() -> None:
 
 
 def test_a_product_is_exact_and_an_error_is_found() -> None:
-    measured = gpu_compute.measure(torch.device("cpu"))
+    measured = computing.measure_products(torch.device("cpu"))
     assert [(measured[name]["wrong"], measured[name]["values"]) for name in ("fp32", "bf16")] == [(0, 65536)] * 2
-    left, right, expected = (matrix.to(torch.bfloat16) for matrix in gpu_compute._matrices(256))
+    left, right, expected = (matrix.to(torch.bfloat16) for matrix in computing._matrices(256))
     left[3, 7] += 1
-    assert gpu_compute._count_wrong(left @ right, expected) == 256  # A row of it.
+    assert computing._count_wrong(left @ right, expected) == 256  # A row of it.
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_a_product_is_exact_and_an_error_is_found() -> None:
 )
 def test_code_runs_on_its_architectures(arch: str, runs_on: list[str]) -> None:
     there = ("7.5", "8.0", "8.6", "9.0", "10.0", "10.3", "12.0")
-    assert [each for each in there if gpu_compute.is_built_for(each, [arch])] == runs_on
+    assert [each for each in there if computing.is_built_for(each, [arch])] == runs_on

@@ -318,7 +318,7 @@ def compute(seen: Seen) -> Iterator[Finding]:
 
 
 def judge_computed(per_node: Mapping[str, Sequence[Measured]]) -> Iterator[Finding]:
-    """Judge, for each host, what :func:`allranks.selftest.gpu_compute.measure` has returned on each of its GPUs."""
+    """Judge, for each host, what ``measure_products`` of ``allranks.selftest`` has returned on each of its GPUs."""
     everything = [each for measured in per_node.values() for each in measured]
     for host, measured in per_node.items():
         bad = [(f"GPU {each['index']}", *fault) for each in measured for fault in _wrong_results(each, everything)]
