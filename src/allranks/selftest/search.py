@@ -8,28 +8,40 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
+import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from multiprocessing.context import ForkServerContext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import distributed
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from allranks.record.selftest import SearchResult, send
-from allranks.runtime import device, environment, rendezvous
-from allranks.selftest import search_child
+from allranks.runtime import device as devices
+from allranks.runtime import environment, rendezvous
+from allranks.selftest import collectives
 from allranks.selftest.halving import Group, IsolationResult, Result, find
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.environment import RankEnvironment
 
+#: Bytes that each node sends to each other node of its group.
+SIZE = 1 << 21
+#: Least and most repeats (the first one opens connections), and the seconds after which to stop.
+_LEAST, _MOST, _ENOUGH = 2, 10, 0.5
+_LATER = 5
 #: Time limits of a measurement, and of a round including the reports, as multiples of the limit of an operation.
 _MEASUREMENT, _ROUND = 3, 4
 
@@ -61,11 +73,11 @@ class _Node:
         self._round = 0
         # Children are forked from a process that has imported torch, without a store or threads.
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([search_child.__name__])
+        self._context.set_forkserver_preload([collectives.__name__])
 
     def come(self) -> None:
         """Report that this node is ready, once it has imported torch."""
-        first = self._context.Process(target=search_child.nothing, daemon=True)
+        first = self._context.Process(target=nothing, daemon=True)
         first.start()  # Returns once torch is imported.
         first.join()
         self.store.set(f"here/{self.me.rank}", socket.gethostname())
@@ -87,7 +99,7 @@ class _Node:
         self._round += 1
         for number, group in enumerate(groups):
             if self.me.rank in group:
-                task = search_child.Task(
+                task = Task(
                     f"allranks/search/{self.me.restart}/{name}/group/{number}",
                     place=group.index(self.me.rank),
                     count=len(group),
@@ -101,10 +113,10 @@ class _Node:
                 done = {"answer": answer, "after": time.monotonic() - began}
                 self.store.set(f"{name}/done/{self.me.rank}", json.dumps(done))
 
-    def _do(self, task: search_child.Task) -> float | str:
+    def _do(self, task: Task) -> float | str:
         """Run a task in a subprocess; return its result or how it failed."""
         receiver, sender = self._context.Pipe(duplex=False)
-        child = self._context.Process(target=search_child.work, args=(task, sender), daemon=True)
+        child = self._context.Process(target=work, args=(task, sender), daemon=True)
         child.start()
         sender.close()
         try:
@@ -129,7 +141,7 @@ class _First(_Node):
     def search(self) -> IsolationResult:
         """Find the faulty nodes and links; raise _Silent if nodes do not connect, or stop answering."""
         self._wait_for("here", self.nodes, self.limits.coming)
-        limit = search_child.SIZE / self.limits.least if self.limits.least else None
+        limit = SIZE / self.limits.least if self.limits.least else None
         return find(self.nodes, self._measure, limit=limit)
 
     def hosts(self) -> tuple[str, ...]:
@@ -173,6 +185,100 @@ class _First(_Node):
                 raise _Silent(silent) from None
 
 
+# --- a node's part in one measurement, in a separate process, which can be killed if an operation hangs ---
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node's part in a measurement: its place in its group of ``count`` nodes, and the address of their store.
+
+    ``seconds`` is the time limit of an operation, and ``limit`` that of the measurement.
+    """
+
+    name: str
+    place: int
+    count: int
+    address: str
+    port: int
+    seconds: float
+    limit: float
+
+
+def nothing() -> None:
+    """Do nothing: a process that has run it has done its imports."""
+
+
+def work(task: Task, answer: Connection[Any, Any]) -> None:
+    """Take part in a measurement; answer with the seconds that it took, or with the error."""
+    signal.alarm(math.ceil(task.limit) + _LATER)  # In case the parent, which would kill it before, is gone.
+    try:
+        answer.send(_measure(task))
+    except distributed.DistStoreError:  # Its message has only names of keys.
+        answer.send(f"others did not answer within {task.seconds:g} s")
+    except Exception as error:  # noqa: BLE001 - any error is a result
+        answer.send(str(error).strip().split("\n")[0] or type(error).__name__)
+    os._exit(0)  # The backend's threads may hang.
+
+
+def _measure(task: Task) -> float:
+    limit = timedelta(seconds=task.seconds)
+    rank = environment.detect()
+    backend, device = devices.choose(None, None, rank)
+    devices.bind(device, rank)
+    store = PrefixStore(task.name, TCPStore(task.address, task.port, is_master=False, timeout=limit))
+    distributed.init_process_group(backend, store=store, rank=task.place, world_size=task.count, timeout=limit)
+    values = torch.full((SIZE // 4,), task.place + 1.0, device=device)
+    distributed.all_reduce(values)
+    _expect(values, task.count * (task.count + 1) // 2)
+    seconds = _send_to_all(task, device)
+    store.set(f"done/{task.place}", "")
+    store.wait([f"done/{place}" for place in range(task.count)], limit)  # An early exit would fail the others.
+    return seconds
+
+
+def _send_to_all(task: Task, device: torch.device) -> float:
+    """Send from each node to each other one in turn; return the best time of the slowest transfer, in seconds.
+
+    A collective operation of many nodes uses only few of the links between them; this uses all.
+    """
+    best = [math.inf] * task.count
+    taken = 0.0
+    for turn in range(_MOST):
+        began = time.perf_counter()
+        for shift in range(1, task.count):
+            best[shift] = min(best[shift], _send(task, shift, device))
+        longest = torch.tensor([time.perf_counter() - began], device=device)
+        distributed.all_reduce(longest, distributed.ReduceOp.MAX)
+        taken += float(longest)
+        if turn + 1 >= _LEAST and taken > _ENOUGH:  # On all nodes alike.
+            break
+    return max(best[1:])
+
+
+def _send(task: Task, shift: int, device: torch.device) -> float:
+    target, source = (task.place + shift) % task.count, (task.place - shift) % task.count
+    mine = torch.full((SIZE // 4,), task.place + 1.0, device=device)
+    theirs = torch.zeros_like(mine)
+    collectives.synchronize(device)
+    began = time.perf_counter()
+    ways = [distributed.P2POp(distributed.isend, mine, target), distributed.P2POp(distributed.irecv, theirs, source)]
+    for way in distributed.batch_isend_irecv(ways):
+        way.wait()
+    collectives.synchronize(device)
+    seconds = time.perf_counter() - began
+    _expect(theirs, source + 1)
+    return seconds
+
+
+def _expect(values: torch.Tensor, number: float) -> None:
+    least, greatest = float(values.min()), float(values.max())
+    if least != number or greatest != number:
+        raise ValueError(f"a wrong result: numbers from {least:g} to {greatest:g}, and all must be {number:g}")
+
+
+# --- the program ---
+
+
 def main() -> None:
     """Run the search on every node; the first one reports the result."""
     parser = argparse.ArgumentParser(prog="allranks.selftest.search")
@@ -212,9 +318,9 @@ def _report(first: _First, found: IsolationResult) -> SearchResult:
     return SearchResult(
         0,
         **fields,
-        size=search_child.SIZE,
+        size=SIZE,
         least=first.limits.least,
-        backend=device.choose(None, None, first.me)[0],
+        backend=devices.choose(None, None, first.me)[0],
         error=first.error_of(first.nodes),
     )
 

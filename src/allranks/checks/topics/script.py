@@ -348,8 +348,7 @@ def _config(option: str, path: Path, seen: Seen) -> Finding:
 
 def _missing(option: str, path: Path, seen: Seen) -> Finding:
     """Judge a file that is not there: a script may look for it in other directories, or write it; so may a set-up."""
-    script = next((reason.value for reason in seen.plan.reasons if reason.subject == "script"), None)
-    folders = [Path(seen.plan.workdir), *([Path(script).parent] if script else [])]
+    folders = [Path(seen.plan.workdir), *([seen.plan.script.parent] if seen.plan.script else [])]
     if other := next(filter(None, (_find_below(path.name, folder) for folder in folders)), None):
         return passed(f"{other}: taken to be what {option} means")
     if not _CONFIG.fullmatch(option):
