@@ -27,7 +27,7 @@ from allranks import contract
 from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.model import Finding, Node, failed, skipped, warned
 from allranks.checks.registry import site_programs
-from allranks.checks.topics.script import named_files, named_folders
+from allranks.checks.topics.job import named_files, named_folders
 from allranks.checks.waiting import Waiting, end_if_requested, noted
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.errors import LaunchError, StartCancelledError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seen import found, seen_of
 
 from allranks.checks.model import Finding, Grade
-from allranks.checks.topics.script import named_files, named_folders, pairs, why_no_config
+from allranks.checks.topics.job import named_files, named_folders, pairs, why_no_config
 
 PYTHON = {"python": "3.11.2", "executable": "/env/bin/python"}
 TORCH = {"version": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.27.3"}

@@ -8,7 +8,7 @@ import pytest
 from seen import found, seen_of
 
 from allranks.checks.model import Finding, Grade
-from allranks.checks.topics import nodes
+from allranks.checks.topics import job
 from allranks.clusters.base import Feasibility, Issue
 from allranks.errors import LaunchError
 
@@ -28,7 +28,7 @@ class Answering:
 def judged(
     monkeypatch: pytest.MonkeyPatch, answer: Feasibility | LaunchError, *, is_submitted: bool = False
 ) -> Sequence[Finding]:
-    monkeypatch.setattr(nodes, "load_kind", lambda _: Answering(answer))
+    monkeypatch.setattr(job, "load_kind", lambda _: Answering(answer))
     return found("scheduler", seen_of({}, is_submitted=is_submitted))
 
 

@@ -1,4 +1,7 @@
-"""What the ranks run: the script, what it imports, and the files that its arguments name, on all nodes alike."""
+"""The job: whether it gets its nodes, and what its ranks run there.
+
+That is the script, what it imports, and the files that its arguments name, on all nodes alike.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,22 @@ import json
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allranks.checks.model import Finding, Node, Seen, failed, odd_ones, passed, skipped, warned
+from allranks.checks.model import Finding, Grade, Node, Seen, failed, odd_ones, passed, skipped, warned
 from allranks.checks.registry import on_each_node, on_the_whole
+from allranks.clusters.registry import load_kind
+from allranks.errors import LaunchError
 from allranks.job.problems import closest, listed
 
+#: What starts within so many seconds starts now.
+_NOW = 60.0
+_REGARDLESS = "; --no-check submits it all the same"
 _UNPREPARED = "environment.node_setup is run by allranks check and by the job itself: not run here, not known"
 _COPIED = "it is copied to the machines when the run starts"
 #: As many missing imports are named.
@@ -48,6 +58,64 @@ _FOLDER = re.compile(r"-+(\w+[-_])*(checkpoints?|ckpts?|output|save)[-_]?(dir|fo
 _MOST_FOLDERS = 300
 #: A file of more bytes is data, which would take long to parse.
 _LARGEST = 1 << 20
+
+
+# --- its nodes ---
+
+
+@on_the_whole("scheduler", why="a scheduler rejects a job that requests more than it has, or keeps it pending forever")
+def scheduler(seen: Seen) -> Iterator[Finding]:
+    """Check what the scheduler would do with the job."""
+    try:
+        feasibility = load_kind(seen.plan.kind).feasibility(seen.plan, seen.environ)
+    except LaunchError as error:
+        if seen.is_submitted:  # A user who may not list nodes may still submit jobs.
+            yield skipped(error.in_a_line)
+            return
+        fix = error.fix or f"run this where jobs of {seen.plan.cluster} can be submitted"
+        yield failed(error.in_a_line, fix=fix)
+        return
+    if feasibility is None:
+        yield skipped(f"{seen.plan.cluster}: there is no scheduler to ask")
+        return
+    for objection in feasibility.objections:
+        if seen.is_submitted and objection.is_refusal:
+            yield skipped(objection.what)  # The scheduler itself reports it next.
+        elif objection.is_final:
+            yield failed(objection.what, fix=objection.fix + (_REGARDLESS if seen.is_submitted else ""))
+        else:
+            yield warned(objection.what, fix=objection.fix)
+    if feasibility.objections:
+        return
+    if feasibility.start is None:
+        what = "it takes the job"
+    elif feasibility.start - time.time() < _NOW:
+        what = "the job could start now"
+    else:
+        what = f"the job is expected to start on {time.strftime('%A at %H:%M', time.localtime(feasibility.start))}"
+    yield passed(f"{feasibility.where}: {what}")
+
+
+@on_the_whole("nodes", why="no rank can start on a node that is unreachable or whose set-up fails", facts=("host",))
+def nodes(seen: Seen) -> Iterator[Finding]:
+    """Check that each node was probed."""
+    if not seen.nodes:
+        yield skipped(seen.why_no_nodes)
+    lost = [node.number for node in seen.nodes if node.failure]
+    needed = seen.plan.min_nodes or seen.plan.nnodes
+    can_do_without = 0 not in lost and len(seen.nodes) - len(lost) >= needed  # All meet at the first one.
+    for node in seen.nodes:
+        if node.failure and node.failure.grade is Grade.FAIL and can_do_without:
+            yield replace(node.failure, grade=Grade.WARN, why="the job starts without it")
+        elif node.failure:
+            yield node.failure
+        elif "host" in node.facts:
+            yield passed(f"Python {node.facts['host']['python']}", host=node.host)
+        else:
+            yield skipped(node.errors["host"], host=node.host)
+
+
+# --- what the ranks run ---
 
 
 def _unknown(seen: Seen) -> str:
