@@ -66,6 +66,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def timed(device: torch.device, operation: Callable[[], object]) -> float:
+    """Return the seconds that an operation takes, its work on a GPU included."""
+    synchronize(device)
+    began = time.perf_counter()
+    operation()
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def exchange(ways: list[distributed.P2POp]) -> None:
+    """Send and receive at the same time."""
+    for work in distributed.batch_isend_irecv(ways):
+        work.wait()
+
+
 def is_any(ctx: Context, name: str, mine: bool) -> bool:
     """Return whether ``mine`` is true on any rank; collective, once for each name.
 
@@ -88,11 +103,7 @@ def _tried(ctx: Context, name: str, make: Make, repeats: int) -> Collective:
     try:
         for _ in range(1 + repeats):  # The first one opens connections and is not timed.
             case = make(ctx)
-            synchronize(ctx.device)
-            began = time.perf_counter()
-            case.run()
-            synchronize(ctx.device)
-            times.append(time.perf_counter() - began)
+            times.append(timed(ctx.device, case.run))
             wrong = wrong or difference(_listed(case.results), case.expected)
     except (RuntimeError, NotImplementedError) as error:
         if not is_unsupported(error):
@@ -188,12 +199,7 @@ def _ring(ctx: Context) -> Case:
     before, after = (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
     mine, out = _numbers(ctx, ctx.rank), _empty(ctx)
     both = [distributed.P2POp(distributed.isend, mine, after), distributed.P2POp(distributed.irecv, out, before)]
-
-    def run() -> None:
-        for work in distributed.batch_isend_irecv(both):
-            work.wait()
-
-    return Case(run, [out], _listed([_numbers(ctx, before)]))
+    return Case(partial(exchange, both), [out], _listed([_numbers(ctx, before)]))
 
 
 def _barrier(ctx: Context) -> Case:
@@ -265,14 +271,7 @@ def _repeats(size: int) -> int:
 
 
 def _median_seconds(ctx: Context, repeats: int, operation: Callable[[], object]) -> float:
-    times = []
-    for _ in range(repeats):
-        synchronize(ctx.device)
-        began = time.perf_counter()
-        operation()
-        synchronize(ctx.device)
-        times.append(time.perf_counter() - began)
-    return median(times)
+    return median(timed(ctx.device, operation) for _ in range(repeats))
 
 
 def in_training(ctx: Context) -> Iterator[TrainingMessage]:

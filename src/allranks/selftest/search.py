@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ class _Node:
 
     def come(self) -> None:
         """Report that this node is ready, once it has imported torch."""
-        first = self._context.Process(target=nothing, daemon=True)
+        first = self._context.Process(daemon=True)  # It does nothing.
         first.start()  # Returns once torch is imported.
         first.join()
         self.store.set(f"here/{self.me.rank}", socket.gethostname())
@@ -204,10 +205,6 @@ class Task:
     limit: float
 
 
-def nothing() -> None:
-    """Do nothing: a process that has run it has done its imports."""
-
-
 def work(task: Task, answer: Connection[Any, Any]) -> None:
     """Take part in a measurement; answer with the seconds that it took, or with the error."""
     signal.alarm(math.ceil(task.limit) + _LATER)  # In case the parent, which would kill it before, is gone.
@@ -259,13 +256,8 @@ def _send(task: Task, shift: int, device: torch.device) -> float:
     target, source = (task.place + shift) % task.count, (task.place - shift) % task.count
     mine = torch.full((SIZE // 4,), task.place + 1.0, device=device)
     theirs = torch.zeros_like(mine)
-    collectives.synchronize(device)
-    began = time.perf_counter()
     ways = [distributed.P2POp(distributed.isend, mine, target), distributed.P2POp(distributed.irecv, theirs, source)]
-    for way in distributed.batch_isend_irecv(ways):
-        way.wait()
-    collectives.synchronize(device)
-    seconds = time.perf_counter() - began
+    seconds = collectives.timed(device, partial(collectives.exchange, ways))
     _expect(theirs, source + 1)
     return seconds
 
