@@ -38,14 +38,13 @@ from allranks.plan.environment import environment_of, python_of
 from allranks.plan.script import name_failures, set_up
 from allranks.record.files import copy_node_code, unwritable, write_atomically
 from allranks.runs.excerpts import failure_in
-from allranks.runs.status import State
+from allranks.runs.status import State, Status
 from allranks.system.commands import Answer
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind, Started
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
-    from allranks.runs.status import Status
 
 #: Time limits in seconds: of a node, and of one that also connects to all others and waits for them.
 _NODE_SECONDS, _MESH_SECONDS = 60.0, 90.0
