@@ -137,9 +137,11 @@ def compare(
     old, further = _of_one_training(old, new)
     found = _Comparison(draft, plan, base)
     if not old or not new:
-        last = (said if not old else new_said).rpartition("\n")[2]
+        side, text = ("job", new_said) if old else ("script", said)
+        last = text.rpartition("\n")[2]
         what = "ranks" if old or new else "ranks, of both"
-        found.differ(what, f"{len(old)}", f"{len(new)}; {last}" if last else f"{len(new)}", "")
+        printed = f"; the {side}'s last output: {last}" if last else ""
+        found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
         return Verification(len(old), (), tuple(found.differences))
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     found.ranks(one, other)

@@ -13,6 +13,7 @@ from allranks.contract import is_secret
 from allranks.convert.computed import lines_of_values
 from allranks.convert.draft import MOVED, Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
+from allranks.convert.recorder.common import LAUNCHERS
 from allranks.convert.recorder.torch_launchers import config_in
 from allranks.convert.recorder.wrappers import CONDAS, CONTAINERS, RUNNERS
 from allranks.lint.directives import number
@@ -266,10 +267,12 @@ def _take_program(draft: Draft, launch: Launch) -> None:
             break
         options += [option.shown, *([words.pop(0).shown] if option.value in ("-W", "-X") and words else [])]
     options = [option for option in options if option != "-u"]
-    starters = [each for each in (*command.context.via, command) if is_python(each.name) or each.name == "torchrun"]
+    chain = (*command.context.via, command)
+    starters = [each for each in chain if is_python(each.name) or each.name in LAUNCHERS]
     python = path_of(starters[-1].words[0]) if starters else None
+    if python and starters[-1].name in LAUNCHERS:  # Beside Python, but for those of pip install --user.
+        python = None if "/.local/bin/" in python else re.sub(r"[^/]+$", "python", python)
     if python and "/" in python and "environment.python" not in draft.values:
-        python = re.sub(r"/torchrun$", "/python", python)
         draft.put("environment.python", [python, *options], starters[-1].at, starters[-1].words[0].shown)
     elif options:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))

@@ -82,7 +82,8 @@ def run(
         facts: what recorders answer from.
 
     Returns:
-        ``records`` (list of objects), ``stderr`` (text) and ``late`` (whether it was ended by its limits).
+        ``records`` (list of objects), ``stdout`` and ``stderr`` (text, cut if it is long) and ``late`` (whether it was
+        ended by its limits).
 
     Raises:
         SandboxError: there can be none here.
@@ -349,18 +350,18 @@ def main(place: Path) -> None:
     os.chdir("/")
     _files(wanted)
     _drop_rights()
-    with open(f"{RECORDS}/stderr", "w+b") as stderr:
+    with open(f"{RECORDS}/stdout", "w+b") as stdout, open(f"{RECORDS}/stderr", "w+b") as stderr:
         command, environ, cwd = wanted["command"], wanted["environ"], wanted["cwd"]
         nothing = subprocess.DEVNULL
         subprocess.Popen(
-            command, cwd=cwd, env=environ, stdin=nothing, stdout=nothing, stderr=stderr, preexec_fn=_limit
+            command, cwd=cwd, env=environ, stdin=nothing, stdout=stdout, stderr=stderr, preexec_fn=_limit
         ).returncode = 0  # It is waited for with the others.
         late = _wait()
-        said = os.pread(stderr.fileno(), 200_000, 0).decode("utf-8", "replace")
+        printed, said = (os.pread(file.fileno(), 200_000, 0).decode("utf-8", "replace") for file in (stdout, stderr))
     with open(f"{RECORDS}/all", encoding="utf-8", errors="replace") as file:
         text = file.read(20_000_000)
     records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    print(json.dumps({"records": records, "stderr": said, "late": late}))
+    print(json.dumps({"records": records, "stdout": printed, "stderr": said, "late": late}))
 
 
 if __name__ == "__main__":

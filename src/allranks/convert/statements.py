@@ -304,7 +304,13 @@ class Statements:
             what = f"a line of environment.{where} reads it, an argument of the script: write its value there"
             self.draft.not_taken(start, f"${read}: {what}")
         for first, last in reversed(needed):
-            self.draft.add_line(where, self._values_of(first, last) or self.draft.source(first, last), first)
+            line = self._values_of(first, last) or self.draft.source(first, last)
+            if line.startswith("mkdir ") and not line.startswith("mkdir -"):
+                line = f"mkdir -p{line[5:]}"
+                self.draft.changed(
+                    first, f"{short(line, 60)}: with -p, since a line of the set-up that fails ends the job"
+                )
+            self.draft.add_line(where, line, first)
 
     def _arguments_in(self, start: int, end: int) -> set[str]:
         """Return the arguments of the script that a statement reads, without those that a function in it gets."""

@@ -144,7 +144,8 @@ class _Side:
             if not missing:
                 break
             self.stubs = [*self.stubs, *dict.fromkeys(missing)]
-        said = "it was ended by the limits of the sandbox" if found["late"] else found["stderr"].strip()
+        said = found["stderr"].strip() or found["stdout"].strip()
+        said = "it was ended by the limits of the sandbox" if found["late"] else said
         return found["records"], said
 
     def _named(self) -> Iterator[str]:

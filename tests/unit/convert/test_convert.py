@@ -108,6 +108,24 @@ def test_a_job_that_cannot_be_planned_is_named(folder: Path, capfd: pytest.Captu
     assert "job.yaml does not work yet: there is no script train.py" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate launch", "deepspeed"])
+def test_a_launcher_by_its_path_names_the_python_beside_it(
+    folder: Path, capfd: pytest.CaptureFixture[str], launcher: str
+) -> None:
+    (folder / "run.sh").write_text(f"/opt/env/bin/{launcher} train.py\n")
+    typed("run.sh")
+    assert "  python: [/opt/env/bin/python]  # run.sh:1 " in capfd.readouterr().out
+    (folder / "run.sh").write_text(f"~/.local/bin/{launcher} train.py\n")
+    typed("run.sh")
+    assert "python:" not in capfd.readouterr().out
+
+
+def test_a_directory_that_is_there_ends_no_job(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job, said = job_of(folder, capfd, "#!/bin/bash\n#SBATCH --nodes=1\nmkdir out\nsrun python train.py\n")
+    assert '  setup:\n    - "mkdir -p out"' in job
+    assert ":3: mkdir -p out: with -p, since a line of the set-up that fails ends the job\n" in said
+
+
 @pytest.mark.parametrize("wrapper", ["./set_gpu.sh", "bash set_gpu.sh", "/opt/profiler"])
 def test_a_program_before_python_is_named(folder: Path, capfd: pytest.CaptureFixture[str], wrapper: str) -> None:
     (folder / "job.pbs").write_text(f"#!/bin/bash\n#PBS -l select=2\nmpiexec -n 8 --ppn 4 {wrapper} python train.py\n")
