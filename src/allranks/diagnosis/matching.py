@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import PurePath
 
 from allranks.diagnosis import cuda_memory
+from allranks.diagnosis.languages import in_english
 from allranks.diagnosis.model import Line, Match, Rule
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log
@@ -57,11 +58,12 @@ def _match(log: Log, at: int) -> Match | None:
     line = log.line(at)
     if _SOURCE.match(line.text) or _LEFT.search(line.text):
         return None
-    fitting = [rule for rule in rules_of(line.text) if _is_there(log, at, rule)]
+    text = _with_assertion(log, at, line.text)
+    fitting = [rule for rule in rules_of(text) if _is_there(log, at, rule)]
     if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at) or _is_said_below(log, at):
         return None
     rule = fitting[0]
-    named = captured(rule, line.text)
+    named = captured(rule, text)
     if rule.id == "cuda-out-of-memory":
         name, numbers = cuda_memory.reason(line.text)
         rule, named = _BY_ID[name], named | numbers
@@ -76,6 +78,7 @@ def _match(log: Log, at: int) -> Match | None:
 @lru_cache(maxsize=1 << 12)  # Ranks often write the same.
 def rules_of(text: str) -> tuple[Rule, ...]:
     """Return the rules that match a line, the nearest to the root first; any exception's comes last."""
+    text = in_english(text)
     fitting = [rule for rule in RULES if _fits(rule, text)]
     explained = {name for rule in fitting for name in rule.explains}
     fitting = [rule for rule in fitting if rule.id not in explained]
@@ -93,6 +96,14 @@ def _is_there(log: Log, at: int, rule: Rule) -> bool:
     if rule.near and not _has_near(log, at, rule.near):
         return False
     return not rule.inside or bool(re.search(rule.inside, _frame_above(log, at)))
+
+
+def _with_assertion(log: Log, at: int, text: str) -> str:
+    """Return a line; of an AssertionError without a message with the condition that the traceback shows."""
+    if text != "AssertionError":
+        return text
+    above = (log.line(number).text.strip() for number in range(at - 1, max(-1, at - 4), -1))
+    return next((f"{text}: {shown}" for shown in above if shown.startswith("assert")), text)
 
 
 def _frame_above(log: Log, at: int) -> str:
@@ -139,6 +150,7 @@ def _is_of_another_end(log: Log, at: int) -> bool:
 
 def captured(rule: Rule, text: str) -> dict[str, str]:
     """Return what the rule's first pattern that matches has captured, by names without their numbers."""
+    text = in_english(text)
     for pattern in rule.compiled:
         if found := pattern.search(text):
             return {name.rstrip("0123456789"): value for name, value in found.groupdict().items() if value}

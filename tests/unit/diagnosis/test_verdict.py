@@ -485,3 +485,33 @@ Root Cause (first observed failure):
 def test_a_task_that_srun_has_killed_is_not_the_cause(log: str, expected: str) -> None:
     found = of_text(log.encode())
     assert found and found.id == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("assert torch.cuda.is_available()", "gpu-not-available"),
+        ("assert torch.cuda.device_count() >= 8", "gpu-invalid-ordinal"),
+        ("assert torch.distributed.is_initialized()", "not-initialized"),
+        ("assert args.world_size % args.tensor_model_parallel_size == 0", "parallel-sizes"),
+        ("assert os.path.exists(args.data)", "file-not-found"),
+        ("assert q.dtype in [torch.float16, torch.bfloat16]", "dtype-mismatch"),
+        ("assert x.shape[1] == self.dim", "shape-mismatch"),
+        ("assert not torch.isnan(loss)", "not-a-number"),
+    ],
+)
+def test_an_assertion_without_a_message_is_known_by_its_condition_and_never_certain(
+    condition: str, expected: str
+) -> None:
+    found = of_text(
+        f'Traceback (most recent call last):\n  File "t.py", line 9, in f\n    {condition}\nAssertionError\n'.encode()
+    )
+    assert found
+    assert (found.id, found.sure) == (expected, "likely")
+
+
+def test_an_assertion_of_something_else_is_an_exception_of_the_script() -> None:
+    frames = 'Traceback (most recent call last):\n  File "t.py", line 9, in f\n    assert not os.path.exists(p)\n'
+    found = of_text(f"{frames}AssertionError\n".encode())
+    assert found
+    assert (found.id, found.sure) == ("script-exception", "certain")

@@ -9,6 +9,8 @@ _OF_THE_HUB = (
     r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach|Connection error, and we cannot find the"
     r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
     r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
+    r"|OSError: Can't load (?:the )?\w+(?: \w+)? (?:for|of) '[\w-][\w.-]*(?:/[\w.-]+)?'"  # The hub's name of a model.
+    r"|RemoteDisconnected\(|ProtocolError\(|thrown while requesting [A-Z]+ https?:"
     r"|IncompleteRead\(|(?:HTTP Error )?\b50[0234] Server Error|HTTP Error 50[234]"
     r"|Could not resolve host: |Could not connect to the endpoint URL|Failed to connect to \S+ port 443"
     r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
@@ -57,7 +59,7 @@ RULES = (
         r"launcher '(?P<command7>\w+)' not installed",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|\benv: '?(?P<command3>[^':]+)'?: No such",
-        r"^(?P<command8>[\w.-]+): command not found$|(?P<command9>[\w.+/-]+)[:：] ?未找到命令$",  # The last: Chinese.
+        r"^(?P<command8>[\w.+/-]+): command not found$|^zsh: command not found: (?P<command9>\S+)",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
         source="bash(1): exit status 127",
@@ -138,6 +140,7 @@ RULES = (
         r"[Cc]ould not (?:find|load)(?: the)?(?: dynamic)? (?:library |lib\w* )?'?(?P<library2>lib(?!rary)[\w.+-]*\w)",
         r"OSError: (?P<library3>lib[\w.+-]+\.so[\w.]*): cannot",
         r"Unable to load any of \{?(?P<library7>lib[\w.+-]+)|CUDA Setup failed despite",
+        r"(?i:CUDA SETUP: (?:Setup failed|Something unexpected happened|Required library version not found))",
         r"Could not load library (?P<library4>lib\S+)",
         r"nvrtc: error: failed to open (?P<library6>[\w.+-]+\w)",
         r"MKL FATAL ERROR: Cannot load \S*?(?P<library5>lib[\w.+-]+\.so[\w.]*)",

@@ -14,6 +14,9 @@ _OF_A_SAVED_FILE = (
 #: Frames that load a checkpoint: pickle says the same of any bytes.
 _LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkpoint|ckpt)|ctx\.checkpoints"
 
+#: What names a repository of Hugging Face's hub: the hub may not have been reached.
+_OF_A_HUB = r"'[\w-][\w.-]*(?:/[\w.-]+)?'"
+
 #: What only a load of a checkpoint says.
 _OF_A_STATE = (
     r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict"
@@ -176,15 +179,18 @@ RULES = (
         "file-not-found",
         "a file is not there",
         r"FileNotFoundError|\[Errno 2\] No such file or directory",
-        r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
+        r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) "
+        rf"(?!{_OF_A_HUB})",
         r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"No valid checkpoint found|Error: (?:Can(?:'t|not)|Could(?:n't| not)) find .*(?:file|checkpoint|director)",
         r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
         r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
         r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
         r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named|Error no file named",
+        r"is not a local folder and is not a valid model identifier",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
+        r"^AssertionError: assert\b(?! not).*\b(?:exists|isfile|isdir|is_file|is_dir)\(",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",
         level=Level.GENERAL,
         source="errno(3)",

@@ -253,6 +253,19 @@ RULES = (
         "one",
         source="Open MPI and MPICH: their launchers",
     ),
+    after_a_change(
+        "mpi-error",
+        "a call of MPI failed[ in {call}][: {why}]",
+        r"An error occurred in (?P<call>P?MPI_(?!Init)\w+)",
+        r"\bMPI_ERR_(?!TRUNCATE)\w+: (?P<why>.+)|mpi4py\.MPI\.Exception: (?P<why2>.+)",
+        r"Fatal error in (?:internal_|P?MPI_)(?!Init)(?P<call2>\w+): (?P<why3>.+?)(?:, error stack:?)?$",
+        r"\bP?(?P<call3>MPI_(?!Init)\w+)\(\d+\)\.+: ",
+        fix="every rank must call it with sizes and types that fit; else another rank ended, or the network between "
+        "nodes failed: see whose log ends first",
+        level=Level.GENERAL,
+        certain=False,
+        source="MPI standard: error handling",
+    ),
     never(
         "launcher-report",
         "a rank failed, and these lines do not say why",
@@ -273,7 +286,8 @@ RULES = (
         r"subprocess\.CalledProcessError: Command .*(?:torch|train|accelerate|python)",
         r"Root Cause \(first observed failure\)",
         r"\[launch\.py:\d+:(?:sigkill_handler|main)\]|Killing subprocess \d+",
-        r"MPI_ABORT was invoked on rank|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        r"MPI_ABORT was invoked on rank|application called MPI_Abort\(",
+        r"BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
         r"ProcessExitedException|ProcessRaisedException|ssh exited with exit code \d+$",
         fix="look for the first error of the rank that is named: torchrun --log-dir or srun --output=%t keep each "
         "apart",

@@ -20,6 +20,8 @@ RULES = (
         "the port[ {port}] may not be used by this user",
         r"(?:bind|listen).*?:(?P<port>\d+)\b.*(?:errno: 13\b|system error: 10013)",
         r"failed to listen.*port: (?P<port>\d+).*EACCES",
+        r"^RuntimeError: Permission denied$",
+        near=r"errno: 13\b|system error: 10013|EACCES|TCPStore\(|_rendezvous_handler$",
         fix="a launch.master_port from 1024 to 65535: those below are the system's",
         explains=("permission-denied",),
         source="torch/csrc/distributed/c10d/socket.cpp",
@@ -96,6 +98,7 @@ RULES = (
         r"[Rr]anks .* (?:do not|don't) (?:match|agree)|disagreement between rank\d+ and rank\d+",
         r"tensor size must be equal to world_size times|verifying shape tensors for collective",
         r"match number of collective participants",
+        r"MPI_ERR_TRUNCATE|[Mm]essage truncated[;,] (?:error stack|\d+ bytes received)",
         r"Cannot apply desired operation due to shape mismatches",
         r"all tensors must (?:have the same|be of the same) (?:size|shape)|Inconsistent .*(?:shape|size).*rank",
         fix="every rank must call the same collectives in the same order: look for 'if rank == 0' and for unequal "
@@ -144,6 +147,7 @@ RULES = (
         "a node did not reach the rendezvous",
         r"RendezvousConnectionError|connection to the C10d store has failed",
         r"connect\(\) timed out\. Original timeout|etcd\.Etcd\w+|not found in EtcdStore|EtcdStoreError",
+        despite=r"has failed to shutdown the rendezvous",  # It was lost before.
         fix="the first node must run and listen at that address and port, and the name must mean the same on all nodes",
         level=Level.GENERAL,
         certain=False,
@@ -192,6 +196,9 @@ RULES = (
         r"(?:tensor|pipeline|context|expert|data)\w*[ _]parallel",
         r"(?i:(?:tensor|pipeline|context|expert|data|sequence)\S* (?:model )?parallel.* (?:divisible by|multiple of))",
         r"divisible by .* times (?:tensor|pipeline|context|expert|data)\w*[ _]parallel|!= ?WORLD_SIZE",
+        r"^AssertionError: assert\b.*(?:world_size|parallel_size|num_gpus)\S* ?% |"
+        r"^AssertionError: assert\b.* % ?\S*(?:world_size|parallel_size|num_gpus)",
+        r"(?:mpiSize|[Ww]orld_?[Ss]ize)\S* [!=]= (?:tp|pp|dp|cp|ep)\b",
         r"[Mm]esh (?:should not be bigger|.*not match).*world[_ ]size",
         despite=r"train_batch_size|\* \d",
         fix="ranks = data parallel × tensor parallel × pipeline parallel × context parallel: change one of them",
@@ -203,6 +210,7 @@ RULES = (
         r"Default process group has not been initialized",
         r"[Pp]rocess group .*(?:not initialized|has not been)|parallel group is not initialized",
         r"backend not set, please initialize it",  # DeepSpeed's.
+        r"^AssertionError: assert\b(?! not).*(?:\bdist\w*\.|torch\.).*_?(?:is_)?initialized\b",
         fix="torch.distributed.init_process_group() once, before DDP, samplers and collectives",
         source="torch/distributed/distributed_c10d.py",
     ),

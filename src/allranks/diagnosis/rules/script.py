@@ -80,7 +80,7 @@ RULES = (
     after_a_change(
         "abort",
         "a process aborted in native code (SIGABRT)",
-        r"tasks? [\d,\-]+: Aborted|killed by signal: Aborted",
+        r"tasks? [\d,\-]+: Aborted|killed by signal: Aborted|^(?:\S+: line \d+: +\d+ )?Aborted(?:\s|$)",
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
         r"corrupted (?:size|double-linked)|malloc\(\): |munmap_chunk\(\): |malloc\.c:\d+: ",

@@ -78,6 +78,7 @@ RULES = (
         _TYPES,
         r"dtypes match, got|be cast to the desired output type|following scalar types: |Expected object of scalar type",
         r"Must flatten tensors with uniform dtype|Cannot flatten integer dtype tensors",
+        r"^AssertionError: assert\b.*\.dtype\b.*(?:==| in )",
         fix="convert inputs to the weights' type, or run the forward pass under torch.autocast",
         source="aten/src/ATen",
     ),
@@ -97,6 +98,7 @@ RULES = (
         r"\b(?:shapes?|sizes?|dim\w*)\b.*(?:not match|n't match|broadcast|mismatch)",
         r"to have \d+ channels, but got|Expected size for first two dimensions|sum exactly to \d+",
         r"exceeds dimension size",
+        r"^AssertionError: assert\b.*(?:\.shape\b|\.size\(-?\d*\)).* == ",
         r"multi-target not supported|only batches of spatial targets|must be equal to input_size",
         r"at least \w+ dimensions$",
         r"too many indices for tensor|[Kk]ernel size can't be greater|cannot reshape tensor",
@@ -155,6 +157,7 @@ RULES = (
         r"returned nan values in its \d+th output|Warning: .*\bloss nan",
         r"(?:FloatingPoint|Runtime|Assertion)Error: .*\b(?:nan|NaN|inf|infs?)\b",
         r"Error: ?.* (?:is|are|was|became) NAN\b|ValueError: NaNs? .*\bloss",
+        r"^AssertionError: assert\b.*\b(?:isnan|isfinite|isinf)\(",
         r"ValueError: .*(?:is nan or inf|found invalid values:|contains? (?:NaN|infinity))",
         r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached"
         r"|[Cc]urrent loss scale already at minimum|reducing loss scale to (?:0\.0|[\d.]+e-[1-9]\d+)$",
