@@ -47,7 +47,8 @@ _TELLING = (
     "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
     "installed", "returned -1", "nvrm", "fallen", "nvlink", "delet", "qos", "assoc", "peraccount", "peruser", "timeout",
     "imagepull", "opal", "unsupported", "marked dead", "unavailable", "crashloop", "vendor err",
-    "divisible", "assertionerror", *WORDS,
+    "divisible", "assertionerror", "double free", "core dumped", "revoked",
+    *WORDS,
 )  # fmt: skip
 
 

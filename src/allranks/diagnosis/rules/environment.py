@@ -13,7 +13,7 @@ _OF_THE_HUB = (
     r"|RemoteDisconnected\(|ProtocolError\(|thrown while requesting [A-Z]+ https?:"
     r"|IncompleteRead\(|(?:HTTP Error )?\b50[0234] Server Error|HTTP Error 50[234]"
     r"|Could not resolve host: |Could not connect to the endpoint URL|Failed to connect to \S+ port 443"
-    r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
+    r"|FSTimeoutError|wandb.*(?:[Nn]etwork error|timed out)|CommError"
     r"|^(?:requests|urllib3|httpx|aiohttp)\.\S*(?:Connect|Timeout|Protocol|SSL)\w*"
 )
 #: Frames of a request over HTTP.
@@ -51,7 +51,9 @@ RULES = (
     never(
         "command-not-found",
         "a command[, {command},] is not there",
-        r"(?:line \d+|sh: \d+|^(?:/\S+/|-)?(?:ba|z|k)?sh): (?P<command>[\w.+/-]+): (?:command )?not found$",
+        r"(?:line \d+|sh: \d+|(?:^|message: )(?:/\S+/|-)?(?:ba|z|k)?sh): (?P<command>[\w.+/-]+): "
+        r"(?:command )?not found$",
+        r": \$'\\r': command not found$|: (?P<command5>\S+): bad interpreter: No such file",  # Line breaks of DOS.
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
@@ -178,7 +180,7 @@ RULES = (
         r"^You need to have (?P<module7>\w+) installed|ImportError: (?P<module8>\w+) is not available => install",
         r"ImportError: .*`?pip install (?P<module9>[\w.\[\]]+(?:-[\w.]+)*)(?![\w<>=~-])",
         r"because of the following error \(look up .*No module named '(?P<module12>[^']+)'",
-        r"DistributionNotFound: The '(?P<module10>[^']+)'",
+        r"DistributionNotFound: The '(?P<module10>[^']+)'|^ERROR: No matching distribution found for (?P<module13>\S+)",
         r"PackageNotFoundError: .*metadata was found for (?P<module11>\S+)",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
         despite=r"requires `?[\w.\[\]-]+ ?[<>=~]=",  # It may be there in another version.
@@ -194,6 +196,7 @@ RULES = (
         r"Descriptors cannot (?:not )?be created directly|Error locating target '",  # The second one is Hydra's.
         r"(?:requires|is required) .*version .* but found|VersionConflict|but found \w+==",
         r"^ImportError: .*(?:requires|required) .*",
+        r"but Transformers does not recognize this architecture|Tokenizer class \w+ does not exist or is not currently",
         despite=r"module 'torch\._C' has no attribute '_cuda_",  # A torch without CUDA.
         fix="install the versions that the script was written for; a file of your own may also hide the package",
         certain=False,
@@ -215,6 +218,7 @@ RULES = (
         "a service refused the credentials, or was given none",
         r"(?:401|403) (?:Client Error|Forbidden|Unauthorized)|GatedRepoError|gated repo",
         r"Invalid (?:user token|credentials|API key)|api_key not configured|No API key configured",
+        r"exceptions\.(?:Forbidden|Unauthorized): ",
         r"NoCredentialsError|DefaultCredentialsError",
         r"ClientError: An error occurred \((?:403|AccessDenied|ExpiredToken|Invalid\w+Id)",
         r"Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
@@ -231,6 +235,7 @@ RULES = (
         "hub-limit",
         "a server on the internet got too many requests, and refused more",
         r"(?:429|403).*(?:Too Many Requests|rate limit)|[Rr]ate limit (?:exceeded|reached)|RateLimitError",
+        r"An error occurred \((?:SlowDown|Throttling\w*|TooManyRequests\w*|RequestLimitExceeded)\)",
         fix="download once, before the job, and set HF_HUB_OFFLINE=1: each rank of each job asks the server otherwise",
         explains=("credentials", "hub-unreachable"),
         source="RFC 6585: status 429",

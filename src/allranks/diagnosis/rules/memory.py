@@ -25,6 +25,7 @@ RULES = (
         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)",
         r"CUDA out of memory\.",
         r"(?:CUDA|cuda runtime)(?: driver)? error(?: \(\d+\) ?)?: out of memory",
+        r"Triton Error \[\w+\]: out of memory",
         r"RESOURCE_EXHAUSTED: .*[Oo]ut of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
         r"torch\.(?:cuda\.)?OutOfMemoryError: |RayTaskError\(OutOfMemoryError\)",
         r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|No available memory for the cache blocks",

@@ -20,8 +20,9 @@ RULES = (
         "the port[ {port}] may not be used by this user",
         r"(?:bind|listen).*?:(?P<port>\d+)\b.*(?:errno: 13\b|system error: 10013)",
         r"failed to listen.*port: (?P<port>\d+).*EACCES",
-        r"^RuntimeError: Permission denied$",
-        near=r"errno: 13\b|system error: 10013|EACCES|TCPStore\(|_rendezvous_handler$",
+        r"^RuntimeError: Permission denied$|\"message\": \"RuntimeError: Permission denied\"",
+        near=r"errno: 13\b|system error: 10013|EACCES|TCPStore\(|_rendezvous_handler$"
+        r'|"message": "RuntimeError: Permission denied"',  # What torchrun says of itself.
         fix="a launch.master_port from 1024 to 65535: those below are the system's",
         explains=("permission-denied",),
         source="torch/csrc/distributed/c10d/socket.cpp",
@@ -30,7 +31,7 @@ RULES = (
         "name-resolution",
         "a host's name cannot be resolved",
         r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
-        r"getaddrinfo.*failed|No address associated with hostname",
+        r"getaddrinfo.*failed|No address associated with hostname|gethostbyname\w* failed|[Hh]ost name lookup failure",
         r"IPv4 network addresses of \((?P<host>[^,]+), \w+\) cannot be retrieved",
         fix="use the node's address, or a name that every node resolves: getent hosts NAME",
         despite=r"IPv6 network addresses",
@@ -176,7 +177,8 @@ RULES = (
         "the variables that give a rank its place (RANK, WORLD_SIZE, …) are missing or wrong",
         r"environment variable (?P<name>\w+) expected, but not set",
         r"ValueError: Error initializing torch\.distributed using \w+://",
-        r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_\w+|OMPI_COMM_WORLD_\w+)'",
+        r"KeyError: '(?P<name2>(?:[A-Z0-9]+_)*(?:RANK(?:ID)?|WORLD_SIZE|LOCAL_SIZE|MASTER_(?:ADDR|PORT)|NNODES)"
+        r"|SLURM_\w+|OMPI_\w+|PMIX?_\w+|PBS_\w+|TORCHELASTIC_\w+)'",
         r"\b(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))\b.*(?:must be|is not|not) set",
         r"rank \d+ (?:>= world_size|is out of range .*world)",
         r"[Cc]ould not find '(?P<name3>\w+)' in the (?:torch|SLURM|OpenMPI|MPI) environment",  # ColossalAI's.

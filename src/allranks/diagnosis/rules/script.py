@@ -85,7 +85,7 @@ RULES = (
         r"|free\(\): invalid",
         r"corrupted (?:size|double-linked)|malloc\(\): |munmap_chunk\(\): |malloc\.c:\d+: ",
         r"\w:\d+: .*: Assertion `.*' failed",  # Of C: see assert(3).
-        r"\*\*\* stack smashing|exits with return code = -6",
+        r"Trace/breakpoint trap|\*\*\* stack smashing|exits with return code = -6",
         fix="the lines before it say why; python -X faulthandler shows where",
         level=Level.UNCLEAR,
         despite=r"what\(\): +(?:Broken pipe|Connection reset by peer)$",  # Another rank ended.
