@@ -44,6 +44,8 @@ def is_certain(cause: Match, found: Sequence[Match]) -> bool:
         return False
     if cause.line.text == "AssertionError" and cause.rule.id != "script-exception":
         return False  # The condition that failed may stand for something else.
+    if cause.line.text.lstrip().startswith("raise "):
+        return False  # The log was cut before the message.
     if cause.rule.level is Level.GENERAL and EXCEPTION.match(cause.line.text):
         where = cause.is_own if cause.rule.id == "script-exception" else cause.place
         if not where:

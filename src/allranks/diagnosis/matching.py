@@ -28,6 +28,8 @@ _NOTE = re.compile(
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.
 _SOURCE = re.compile(r"    +(?!what\(\))(?:raise |return |[\w.]+\(|if |for |with )")
+#: A line of source that raises an exception: its class, and the beginning of its message.
+_RAISE = re.compile(r"\s+raise ((?:\w+\.)*[A-Z]\w*)\((?:[fr]*[\"'])?(.*)")
 #: What Python says of exceptions that end nothing, and of what an ended process has left.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
 _LEFT = re.compile(r"resource_tracker: ")
@@ -56,9 +58,9 @@ def matches(log: Log) -> list[Match]:
 
 def _match(log: Log, at: int) -> Match | None:
     line = log.line(at)
-    if _SOURCE.match(line.text) or _LEFT.search(line.text):
+    text = _completed(log, at, line.text)
+    if _SOURCE.match(text) or _LEFT.search(text):
         return None
-    text = _with_assertion(log, at, line.text)
     fitting = [rule for rule in rules_of(text) if _is_there(log, at, rule)]
     if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at) or _is_said_below(log, at):
         return None
@@ -98,12 +100,18 @@ def _is_there(log: Log, at: int, rule: Rule) -> bool:
     return not rule.inside or bool(re.search(rule.inside, _frame_above(log, at)))
 
 
-def _with_assertion(log: Log, at: int, text: str) -> str:
-    """Return a line; of an AssertionError without a message with the condition that the traceback shows."""
-    if text != "AssertionError":
-        return text
-    above = (log.line(number).text.strip() for number in range(at - 1, max(-1, at - 4), -1))
-    return next((f"{text}: {shown}" for shown in above if shown.startswith("assert")), text)
+def _completed(log: Log, at: int, text: str) -> str:
+    """Return a line; of an exception that lacks its message, with what the traceback shows of it.
+
+    An AssertionError often has none, and a log may have been cut before the last line of its traceback.
+    """
+    if text == "AssertionError":
+        above = (log.line(number).text.strip() for number in range(at - 1, max(-1, at - 4), -1))
+        return next((f"{text}: {shown}" for shown in above if shown.startswith("assert")), text)
+    is_last = all(not log.texts[number].strip() for number in range(at + 1, len(log.texts)))
+    if is_last and (raised := _RAISE.match(text)):
+        return f"{raised[1]}: {raised[2]}"
+    return text
 
 
 def _frame_above(log: Log, at: int) -> str:

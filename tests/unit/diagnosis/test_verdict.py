@@ -515,3 +515,34 @@ def test_an_assertion_of_something_else_is_an_exception_of_the_script() -> None:
     found = of_text(f"{frames}AssertionError\n".encode())
     assert found
     assert (found.id, found.sure) == ("script-exception", "certain")
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("raise FileNotFoundError(", "file-not-found"),
+        ("raise ValueError(", "script-exception"),
+        ("raise CalledProcessError(retcode, process.args,", "library-exception"),
+        ('raise RuntimeError("Ninja is required to load C++ extensions")', "compiler-missing"),
+    ],
+)
+def test_a_log_that_ends_within_a_traceback_is_told_by_what_is_raised_and_never_certain(
+    last: str, expected: str
+) -> None:
+    cut = f'Traceback (most recent call last):\n  File "/home/ada/train.py", line 9, in f\n    {last}\n'
+    found = of_text(f"{cut}\n".encode())
+    assert found
+    assert (found.id, found.sure, found.place) == (expected, "likely", "train.py:9")
+    assert of_text(f"{cut}KeyError: 1\n".encode()) != found
+
+
+def test_an_environment_that_was_not_set_up_explains_that_torch_is_missing() -> None:
+    shell = "/var/spool/slurmd/job7/slurm_script: line 3: activate: No such file or directory\n"
+    traceback = 'Traceback (most recent call last):\n  File "run.py", line 1, in <module>\n'
+    missing = "ModuleNotFoundError: No module named '{}'\n"
+    found = of_text((shell + traceback + missing.format("torch")).encode())
+    assert found
+    assert (found.id, found.sure) == ("conda-missing", "certain")
+    found = of_text((shell + traceback + missing.format("flash_attn")).encode())
+    assert found
+    assert (found.id, found.sure) == ("import-missing", "certain")

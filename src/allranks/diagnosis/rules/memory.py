@@ -99,7 +99,7 @@ RULES = (
         "dataloader-worker-ended",
         "a data loader worker ended, and these lines do not say why",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly with exit code",
-        r"background workers are no longer alive",  # nnU-Net's.
+        r"background workers? (?:is|are) (?:no longer alive|6 feet under)",  # nnU-Net's.
         fix="num_workers=0 shows an error inside; look at what the worker wrote before",
         level=Level.FOLLOWS,
         certain=False,
