@@ -30,6 +30,8 @@ _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 _SOURCE = re.compile(r"    +(?!what\(\))(?:raise |return |[\w.]+\(|if |for |with )")
 #: A line of source that raises an exception: its class, and the beginning of its message.
 _RAISE = re.compile(r"\s+raise ((?:\w+\.)*[A-Z]\w*)\((?:[fr]*[\"'])?(.*)")
+#: An exception's own line, in a traceback that was printed with a margin.
+_INDENTED = re.compile(r"( +)((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::.*)?)$")
 #: What Python says of exceptions that end nothing, and of what an ended process has left.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
 _LEFT = re.compile(r"resource_tracker: ")
@@ -103,11 +105,15 @@ def _is_there(log: Log, at: int, rule: Rule) -> bool:
 def _completed(log: Log, at: int, text: str) -> str:
     """Return a line; of an exception that lacks its message, with what the traceback shows of it.
 
-    An AssertionError often has none, and a log may have been cut before the last line of its traceback.
+    An AssertionError often has none, a log may have been cut before the last line of its traceback, and a logger may
+    have indented all of it.
     """
     if text == "AssertionError":
         above = (log.line(number).text.strip() for number in range(at - 1, max(-1, at - 4), -1))
         return next((f"{text}: {shown}" for shown in above if shown.startswith("assert")), text)
+    if (indented := _INDENTED.match(text)) and (frame := _frame_above(log, at)):
+        is_outside = len(frame) - len(frame.lstrip()) > len(indented[1])
+        return indented[2] if is_outside else text
     is_last = all(not log.texts[number].strip() for number in range(at + 1, len(log.texts)))
     if is_last and (raised := _RAISE.match(text)):
         return f"{raised[1]}: {raised[2]}"

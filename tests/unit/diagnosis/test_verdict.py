@@ -546,3 +546,19 @@ def test_an_environment_that_was_not_set_up_explains_that_torch_is_missing() -> 
     found = of_text((shell + traceback + missing.format("flash_attn")).encode())
     assert found
     assert (found.id, found.sure) == ("import-missing", "certain")
+
+
+def test_an_exception_is_found_in_a_traceback_that_is_indented() -> None:
+    indented = (
+        '    Traceback (most recent call last):\n      File "/home/ada/train.py", line 9, in f\n    KeyError: 1\n'
+    )
+    found = of_text(indented.encode())
+    assert found
+    assert (found.id, found.sure, found.place) == ("script-exception", "certain", "train.py:9")
+    assert of_text(indented.replace("    KeyError", "          KeyError").encode()) is None
+
+
+def test_a_column_of_a_table_is_no_variable_of_a_rank() -> None:
+    frame = "Traceback (most recent call last):\n  File \"{}\", line 9, in f\nKeyError: 'RANK'\n"
+    found = [of_text(frame.format(name).encode()) for name in ("/x/pandas/core/indexes/base.py", "/usr/lib/os.py")]
+    assert [each and each.id for each in found] == ["script-exception", "rank-variables"]

@@ -107,7 +107,7 @@ RULES = (
     after_a_change(
         "too-many-processes",
         "no more processes or threads can be started",
-        r"can't start new thread|pthread_create failed|[Tt]hread creation failed",
+        r"can't start new thread|pthread_create (?:failed|returns \d)|[Tt]hread creation failed",
         r"fork: (?:retry: )?(?:Resource temporarily unavailable|No child processes)",
         r"(?:system_error|what\(\)).*: +Resource temporarily|BlockingIOError: \[Errno 11\] Resource temporarily",
         r"OpenBLAS blas_thread_init|libgomp: Thread creation failed",

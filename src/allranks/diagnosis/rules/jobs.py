@@ -155,7 +155,7 @@ RULES = (
         r"slurm_load_\w+ error:.*(?:contact|Socket timed out)",
         r"(?:sbatch|srun|squeue|salloc).*Socket timed out on send/recv operation",
         r"Slurm backup controller in standby mode|Unable to confirm allocation|Zero Bytes were transmitted",
-        r"Could not establish a configuration source",
+        r"Could not establish a configuration source|Unable to establish control machine address",
         fix="try again; if sinfo does not answer either, tell the administrator",
         source="slurm_errno.c",
     ),

@@ -186,6 +186,7 @@ RULES = (
         r"rank should be in the (?:range|interval)|No rendezvous handler for",
         r"NCCL WARN Bootstrap Root : (?:mismatch in rank count|rank \d+ of \d+ ranks has already checked in)",
         despite=r"train_batch_size|\* \d",
+        inside=r"^(?!.*\bpandas\b)",  # A column of that name.
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
         "SLURM_*",
         source="torch/distributed/rendezvous.py",
@@ -198,8 +199,10 @@ RULES = (
         r"(?:tensor|pipeline|context|expert|data)\w*[ _]parallel",
         r"(?i:(?:tensor|pipeline|context|expert|data|sequence)\S* (?:model )?parallel.* (?:divisible by|multiple of))",
         r"divisible by .* times (?:tensor|pipeline|context|expert|data)\w*[ _]parallel|!= ?WORLD_SIZE",
-        r"^AssertionError: assert\b.*(?:world_size|parallel_size|num_gpus)\S* ?% |"
-        r"^AssertionError: assert\b.* % ?\S*(?:world_size|parallel_size|num_gpus)",
+        r"^AssertionError: assert\b.*(?:world_size|parallel_size|num_gpus)\S* ?% ",
+        r"^AssertionError: assert\b.* % ?\S*(?:world_size|parallel_size|n(?:um)?_?gpus?\b"
+        r"|len\((?:\w+\.)?(?:devices|gpus))",
+        r"^(?:Assertion|Value)Error: .*(?:multiple of|divisible by) .*\b(?:GPUs?|devices|processes|WORLD_SIZE)\b",
         r"(?:mpiSize|[Ww]orld_?[Ss]ize)\S* [!=]= (?:tp|pp|dp|cp|ep)\b",
         r"[Mm]esh (?:should not be bigger|.*not match).*world[_ ]size",
         despite=r"train_batch_size|\* \d",

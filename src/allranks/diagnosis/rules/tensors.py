@@ -58,7 +58,7 @@ RULES = (
         r"indices should be either on|Expected a '\w+' (?:device type for )?generator",
         r"Input type \(.*\) and weight type \(.*\) should be the same",
         r"module must have its parameters and buffers on device|parameters? .* on the same device",
-        r"No backend type associated with device type c|Tensors must be CUDA and dense",
+        r"No backend type associated with device type|Tensors must be CUDA and dense",
         r"DistributedDataParallel device_ids and output_device arguments only work",
         r"can't convert \w+:\d+ device type tensor to numpy|to a storage on different device",
         r"all tensors must be on devices\[|is not on the expected device|cannot be accessed from Triton",
