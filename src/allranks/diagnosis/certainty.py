@@ -42,6 +42,10 @@ def is_certain(cause: Match, found: Sequence[Match]) -> bool:
     """Return whether the logs leave no other cause than this one of all that was found in them."""
     if not cause.rule.certain or cause.is_note or not cause.is_last:
         return False
+    if cause.line.text == "AssertionError" and cause.rule.id != "script-exception":
+        return False  # The condition that failed may stand for something else.
+    if cause.line.text.lstrip().startswith("raise "):
+        return False  # The log was cut before the message.
     if cause.rule.level is Level.GENERAL and EXCEPTION.match(cause.line.text):
         where = cause.is_own if cause.rule.id == "script-exception" else cause.place
         if not where:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import PurePath
 
 from allranks.diagnosis import cuda_memory
+from allranks.diagnosis.languages import in_english
 from allranks.diagnosis.model import Line, Match, Rule
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log
@@ -27,6 +28,10 @@ _NOTE = re.compile(
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.
 _SOURCE = re.compile(r"    +(?!what\(\))(?:raise |return |[\w.]+\(|if |for |with )")
+#: A line of source that raises an exception: its class, and the beginning of its message.
+_RAISE = re.compile(r"\s+raise ((?:\w+\.)*[A-Z]\w*)\((?:[fr]*[\"'])?(.*)")
+#: An exception's own line, in a traceback that was printed with a margin.
+_INDENTED = re.compile(r"( +)((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::.*)?)$")
 #: What Python says of exceptions that end nothing, and of what an ended process has left.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
 _LEFT = re.compile(r"resource_tracker: ")
@@ -55,13 +60,14 @@ def matches(log: Log) -> list[Match]:
 
 def _match(log: Log, at: int) -> Match | None:
     line = log.line(at)
-    if _SOURCE.match(line.text) or _LEFT.search(line.text):
+    text = _completed(log, at, line.text)
+    if _SOURCE.match(text) or _LEFT.search(text):
         return None
-    fitting = [rule for rule in rules_of(line.text) if _is_there(log, at, rule)]
+    fitting = [rule for rule in rules_of(text) if _is_there(log, at, rule)]
     if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at) or _is_said_below(log, at):
         return None
     rule = fitting[0]
-    named = captured(rule, line.text)
+    named = captured(rule, text)
     if rule.id == "cuda-out-of-memory":
         name, numbers = cuda_memory.reason(line.text)
         rule, named = _BY_ID[name], named | numbers
@@ -76,6 +82,7 @@ def _match(log: Log, at: int) -> Match | None:
 @lru_cache(maxsize=1 << 12)  # Ranks often write the same.
 def rules_of(text: str) -> tuple[Rule, ...]:
     """Return the rules that match a line, the nearest to the root first; any exception's comes last."""
+    text = in_english(text)
     fitting = [rule for rule in RULES if _fits(rule, text)]
     explained = {name for rule in fitting for name in rule.explains}
     fitting = [rule for rule in fitting if rule.id not in explained]
@@ -93,6 +100,24 @@ def _is_there(log: Log, at: int, rule: Rule) -> bool:
     if rule.near and not _has_near(log, at, rule.near):
         return False
     return not rule.inside or bool(re.search(rule.inside, _frame_above(log, at)))
+
+
+def _completed(log: Log, at: int, text: str) -> str:
+    """Return a line; of an exception that lacks its message, with what the traceback shows of it.
+
+    An AssertionError often has none, a log may have been cut before the last line of its traceback, and a logger may
+    have indented all of it.
+    """
+    if text == "AssertionError":
+        above = (log.line(number).text.strip() for number in range(at - 1, max(-1, at - 4), -1))
+        return next((f"{text}: {shown}" for shown in above if shown.startswith("assert")), text)
+    if (indented := _INDENTED.match(text)) and (frame := _frame_above(log, at)):
+        is_outside = len(frame) - len(frame.lstrip()) > len(indented[1])
+        return indented[2] if is_outside else text
+    is_last = all(not log.texts[number].strip() for number in range(at + 1, len(log.texts)))
+    if is_last and (raised := _RAISE.match(text)):
+        return f"{raised[1]}: {raised[2]}"
+    return text
 
 
 def _frame_above(log: Log, at: int) -> str:
@@ -139,6 +164,7 @@ def _is_of_another_end(log: Log, at: int) -> bool:
 
 def captured(rule: Rule, text: str) -> dict[str, str]:
     """Return what the rule's first pattern that matches has captured, by names without their numbers."""
+    text = in_english(text)
     for pattern in rule.compiled:
         if found := pattern.search(text):
             return {name.rstrip("0123456789"): value for name, value in found.groupdict().items() if value}

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from allranks.diagnosis.languages import WORDS
 from allranks.diagnosis.model import Line
 
 #: Characters of a line that are looked at, from its beginning and from its end.
@@ -46,7 +47,8 @@ _TELLING = (
     "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
     "installed", "returned -1", "nvrm", "fallen", "nvlink", "delet", "qos", "assoc", "peraccount", "peruser", "timeout",
     "imagepull", "opal", "unsupported", "marked dead", "unavailable", "crashloop", "vendor err",
-    "divisible", "未找到命令",
+    "divisible", "assertionerror", "double free", "core dumped", "revoked",
+    *WORDS,
 )  # fmt: skip
 
 

@@ -90,11 +90,23 @@ def _last(found: list[Match]) -> list[Match]:
     if not found:
         return []
     has_run = any(_is_of_python(match) for match in found)
-    of_the_script = [match for match in found if not (is_of_the_shell(match) and (has_run or not match.is_last))]
+    of_the_script = [
+        match
+        for match in found
+        if not (is_of_the_shell(match) and (has_run or not match.is_last)) or _is_of_the_environment(match, found)
+    ]
     found = of_the_script or found
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
+
+
+def _is_of_the_environment(match: Match, found: Sequence[Match]) -> bool:
+    """Return whether a match tells that the environment was not set up, and Python found no torch after that."""
+    return "import-missing" in match.rule.explains and any(
+        each.rule.id == "import-missing" and each.captured.get("module") == "torch" and each.order > match.order
+        for each in found
+    )
 
 
 def _is_of_python(match: Match) -> bool:

@@ -9,9 +9,11 @@ _OF_THE_HUB = (
     r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach|Connection error, and we cannot find the"
     r"|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
     r"|ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)"
+    r"|OSError: Can't load (?:the )?\w+(?: \w+)? (?:for|of) '[\w-][\w.-]*(?:/[\w.-]+)?'"  # The hub's name of a model.
+    r"|RemoteDisconnected\(|ProtocolError\(|thrown while requesting [A-Z]+ https?:"
     r"|IncompleteRead\(|(?:HTTP Error )?\b50[0234] Server Error|HTTP Error 50[234]"
     r"|Could not resolve host: |Could not connect to the endpoint URL|Failed to connect to \S+ port 443"
-    r"|wandb.*(?:[Nn]etwork error|timed out)|CommError"
+    r"|FSTimeoutError|wandb.*(?:[Nn]etwork error|timed out)|CommError"
     r"|^(?:requests|urllib3|httpx|aiohttp)\.\S*(?:Connect|Timeout|Protocol|SSL)\w*"
 )
 #: Frames of a request over HTTP.
@@ -24,6 +26,7 @@ RULES = (
         r"\b(?:module|ml): (?:command )?not found",
         r"Unable to locate a modulefile for|Lmod has detected the following error|ModuleCmd_Load",
         r"The following module\(s\) are unknown",
+        explains=("import-missing",),
         fix="module avail on a compute node lists them: batch jobs may need . /etc/profile.d/modules.sh first",
         source="Lmod; Environment Modules",
     ),
@@ -34,6 +37,7 @@ RULES = (
         r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment",
         r"Your shell has not been properly configured to use 'conda activate'|Run 'conda init' before",
         r"CondaError|Error while loading conda plugins|conda\S*: No such file|: activate: No such file",
+        explains=("import-missing",),
         fix="name it by its path in environment.conda; conda must be found on the nodes as well",
         despite=r"conda deactivate",
         source="conda activate --help",
@@ -43,13 +47,16 @@ RULES = (
         "there is no virtual environment[ {venv}]",
         r"(?:^|\s)(?P<venv>\S+)/bin/activate: No such file or directory",
         r"environment\.venv: there is no virtual environment at (?P<venv2>[^;:]+)",
+        explains=("import-missing",),
         fix="make it on the machine that says so, or correct environment.venv",
         source="venv: Python's documentation",
     ),
     never(
         "command-not-found",
         "a command[, {command},] is not there",
-        r"(?:line \d+|sh: \d+|^(?:/\S+/|-)?(?:ba|z|k)?sh): (?P<command>[\w.+/-]+): (?:command )?not found$",
+        r"(?:line \d+|sh: \d+|(?:^|message: )(?:/\S+/|-)?(?:ba|z|k)?sh): (?P<command>[\w.+/-]+): "
+        r"(?:command )?not found$",
+        r": \$'\\r': command not found$|: (?P<command5>\S+): bad interpreter: No such file",  # Line breaks of DOS.
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
@@ -57,7 +64,7 @@ RULES = (
         r"launcher '(?P<command7>\w+)' not installed",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|\benv: '?(?P<command3>[^':]+)'?: No such",
-        r"^(?P<command8>[\w.-]+): command not found$|(?P<command9>[\w.+/-]+)[:：] ?未找到命令$",  # The last: Chinese.
+        r"^(?P<command8>[\w.+/-]+): command not found$|^zsh: command not found: (?P<command9>\S+)",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
         source="bash(1): exit status 127",
@@ -106,6 +113,7 @@ RULES = (
         "torch.compile or an extension failed to compile",
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension|nvcc fatal",
+        r"PassManager::run failed|Triton PTX codegen error",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
         r"Error compiling objects for extension|ninja: build stopped|^FAILED: \S+\.o\b",
         r"torch_extensions/\S+\.so: cannot open shared object",
@@ -135,9 +143,11 @@ RULES = (
         "library-missing",
         "a library[, {library},] is not there",
         r"(?P<library>[\w.+-]+\.so[\w.]*): cannot open shared object file",
-        r"[Cc]ould not (?:find|load)(?: the)?(?: dynamic)? (?:library |lib\w* )?'?(?P<library2>lib(?!rary)[\w.+-]*\w)",
+        r"(?:[Cc]ould not|[Uu]nable to|[Cc]annot) (?:find|load)(?: the)?(?: dynamic)? (?:library |lib\w* )?"
+        r"'?(?P<library2>lib(?!rary)[\w.+-]*\w)",
         r"OSError: (?P<library3>lib[\w.+-]+\.so[\w.]*): cannot",
         r"Unable to load any of \{?(?P<library7>lib[\w.+-]+)|CUDA Setup failed despite",
+        r"(?i:CUDA SETUP: (?:Setup failed|Something unexpected happened|Required library version not found))",
         r"Could not load library (?P<library4>lib\S+)",
         r"nvrtc: error: failed to open (?P<library6>[\w.+-]+\w)",
         r"MKL FATAL ERROR: Cannot load \S*?(?P<library5>lib[\w.+-]+\.so[\w.]*)",
@@ -175,7 +185,7 @@ RULES = (
         r"^You need to have (?P<module7>\w+) installed|ImportError: (?P<module8>\w+) is not available => install",
         r"ImportError: .*`?pip install (?P<module9>[\w.\[\]]+(?:-[\w.]+)*)(?![\w<>=~-])",
         r"because of the following error \(look up .*No module named '(?P<module12>[^']+)'",
-        r"DistributionNotFound: The '(?P<module10>[^']+)'",
+        r"DistributionNotFound: The '(?P<module10>[^']+)'|^ERROR: No matching distribution found for (?P<module13>\S+)",
         r"PackageNotFoundError: .*metadata was found for (?P<module11>\S+)",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
         despite=r"requires `?[\w.\[\]-]+ ?[<>=~]=",  # It may be there in another version.
@@ -191,6 +201,7 @@ RULES = (
         r"Descriptors cannot (?:not )?be created directly|Error locating target '",  # The second one is Hydra's.
         r"(?:requires|is required) .*version .* but found|VersionConflict|but found \w+==",
         r"^ImportError: .*(?:requires|required) .*",
+        r"but Transformers does not recognize this architecture|Tokenizer class \w+ does not exist or is not currently",
         despite=r"module 'torch\._C' has no attribute '_cuda_",  # A torch without CUDA.
         fix="install the versions that the script was written for; a file of your own may also hide the package",
         certain=False,
@@ -212,6 +223,7 @@ RULES = (
         "a service refused the credentials, or was given none",
         r"(?:401|403) (?:Client Error|Forbidden|Unauthorized)|GatedRepoError|gated repo",
         r"Invalid (?:user token|credentials|API key)|api_key not configured|No API key configured",
+        r"exceptions\.(?:Forbidden|Unauthorized): ",
         r"NoCredentialsError|DefaultCredentialsError",
         r"ClientError: An error occurred \((?:403|AccessDenied|ExpiredToken|Invalid\w+Id)",
         r"Unable to locate credentials|(?:must be|is not) (?:authenticated|logged in)",
@@ -228,6 +240,7 @@ RULES = (
         "hub-limit",
         "a server on the internet got too many requests, and refused more",
         r"(?:429|403).*(?:Too Many Requests|rate limit)|[Rr]ate limit (?:exceeded|reached)|RateLimitError",
+        r"An error occurred \((?:SlowDown|Throttling\w*|TooManyRequests\w*|RequestLimitExceeded)\)",
         fix="download once, before the job, and set HF_HUB_OFFLINE=1: each rank of each job asks the server otherwise",
         explains=("credentials", "hub-unreachable"),
         source="RFC 6585: status 429",

@@ -14,6 +14,9 @@ _OF_A_SAVED_FILE = (
 #: Frames that load a checkpoint: pickle says the same of any bytes.
 _LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkpoint|ckpt)|ctx\.checkpoints"
 
+#: What names a repository of Hugging Face's hub: the hub may not have been reached.
+_OF_A_HUB = r"'[\w-][\w.-]*(?:/[\w.-]+)?'"
+
 #: What only a load of a checkpoint says.
 _OF_A_STATE = (
     r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict"
@@ -37,6 +40,7 @@ RULES = (
         "disk-full",
         "a disk is full",
         r"No space left on device|\[Errno 28\]|ENOSPC|low on resource: ephemeral-storage|database or disk is full",
+        r"It appears as if there is not enough space for \S+",
         r"^warning: (?!/dev/shm)\S+ is full: ",
         fix="df -h and df -i on that node show which: remove what is old, or write elsewhere",
         source="errno(3)",
@@ -71,6 +75,7 @@ RULES = (
         r"RuntimeError: write\(\): fd \d+ failed with Input/output error|PytorchStreamWriter failed writing",
         r"^RuntimeError: File \S+ cannot be opened",
         r"inline_container\.cc:\d+\] ?\.? unexpected pos \d+|^OSError: \d+ requested and \d+ written",
+        r"write error: wrote \d+ \w+ instead of \d+",
         fix="df -h of where it saves, and its quota; write elsewhere if the disk fails",
         certain=False,
         source="torch/csrc/serialization.cpp",
@@ -102,7 +107,7 @@ RULES = (
     after_a_change(
         "too-many-processes",
         "no more processes or threads can be started",
-        r"can't start new thread|pthread_create failed|[Tt]hread creation failed",
+        r"can't start new thread|pthread_create (?:failed|returns \d)|[Tt]hread creation failed",
         r"fork: (?:retry: )?(?:Resource temporarily unavailable|No child processes)",
         r"(?:system_error|what\(\)).*: +Resource temporarily|BlockingIOError: \[Errno 11\] Resource temporarily",
         r"OpenBLAS blas_thread_init|libgomp: Thread creation failed",
@@ -147,7 +152,7 @@ RULES = (
     never(
         "pickling",
         "an object cannot be sent to another process",
-        r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled|refusing to serialize non-leaf tensor",
+        r"[Cc]an't pickle|[Cc]annot (?:be )?pickle|can't be pickled|refusing to serialize non-leaf tensor",
         r"Can't get (?:local object|attribute .* on <module)|cannot serialize a ",
         fix="define functions and classes at the top of a module, with no lambda, open file or lock in the dataset",
         source="docs.python.org: pickle",
@@ -176,15 +181,18 @@ RULES = (
         "file-not-found",
         "a file is not there",
         r"FileNotFoundError|\[Errno 2\] No such file or directory",
-        r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
+        r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) "
+        rf"(?!{_OF_A_HUB})",
         r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"No valid checkpoint found|Error: (?:Can(?:'t|not)|Could(?:n't| not)) find .*(?:file|checkpoint|director)",
         r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
         r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
         r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
         r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named|Error no file named",
+        r"is not a local folder and is not a valid model identifier",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
+        r"^AssertionError: assert\b(?! not).*\b(?:exists|isfile|isdir|is_file|is_dir)\(",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",
         level=Level.GENERAL,
         source="errno(3)",

@@ -93,6 +93,7 @@ RULES = (
         r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function",
         r"Cuda failure .*'invalid device function'|hipErrorNoBinaryForGpu(?!.*continue)|device kernel image is invalid",
         r"error: named symbol not found|TensileLibrary.*No such file",
+        r"nvrtc: error: invalid value for --gpu-architecture",
         r"with CUDA capability sm_\d+ is not compatible with the current PyTorch",
         fix="a PyTorch (or extension) built for this GPU: torch.cuda.get_arch_list() shows what it is built for",
         explains=("nccl-cuda", "cublas", "cudnn"),
@@ -103,6 +104,7 @@ RULES = (
         "a feature that the script uses needs a newer GPU",
         r"only supports \w+ GPUs or newer|not supported in this architecture|doesn't support bf16/gpu",
         r"support begins with sm\d+ capable devices|requires \.target sm_\d+",
+        r"Expected is_sm\d+ .*to be true|Error: No available kernel\. Aborting execution",
         r"requires? (?:Ampere|Ada|Hopper|Blackwell) GPUs|too old to be supported by the triton GPU compiler",
         r"[Bb]float16 is only supported on GPUs with compute capability|requires? (?:CUDA )?compute capability",
         fix="other nodes (nvidia-smi -L shows their GPUs); or fp16 for bf16, sdpa for FlashAttention",
@@ -114,6 +116,7 @@ RULES = (
         "a rank asked for a GPU that it does not see",
         r"invalid device ordinal|device index is out of range|Error: Invalid (?:device id|CUDA 'device=)",
         r"cudaErrorInvalidDevice|device < num_gpus INTERNAL ASSERT",
+        r"^AssertionError: assert\b.*(?:device_count\(\) ?(?:>|==)|(?:<=?|==) ?torch\.cuda\.device_count\(\))",
         r"local_rank .* (?:is|was) (?:greater|larger) than .* GPUs|device_count\(\).*local_rank",
         r"Attempting to deserialize object on CUDA device \d+ but torch\.cuda\.device_count\(\) is \d+",
         fix="no more ranks than GPUs on each node, and LOCAL_RANK as the device; check CUDA_VISIBLE_DEVICES",
@@ -163,6 +166,7 @@ RULES = (
         "the script needs a GPU, and PyTorch finds none that it can use",
         r"^(?:\w+\.)*\w+(?:Error|Exception): .*(?:CUDA|cuda|GPUs?)\b\S* (?:is|are) (?:not|un)\s?available",
         r"Error: .*(?:can only be used on CUDA devices|requires? a GPU\b)",
+        r"^AssertionError: assert\b.*cuda\.is_available\(",
         fix="nvidia-smi and torch.cuda.is_available() on the node tell whether a GPU or PyTorch's CUDA is missing",
         certain=False,
         source="torch.cuda.is_available",
@@ -196,7 +200,7 @@ RULES = (
         "device-assert",
         "an index is out of range on the GPU (device-side assert)",
         r"device-side assert triggered",
-        r"Assertion `.*` failed\.?$",
+        r"Assertion `.*` failed\.?$|[Dd]evice-side assertion `",
         r"cudaErrorAssert",
         fix="most often a label or token id ≥ the number of classes or embeddings: CUDA_LAUNCH_BLOCKING=1 shows the "
         "line",
@@ -215,7 +219,7 @@ RULES = (
         "launch-failure",
         "a GPU kernel crashed or hung",
         r"unspecified launch failure|cudaErrorLaunchFailure",
-        r"HW Exception by GPU node",  # ROCm.
+        r"HW Exception by GPU node|HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION|MEMORY_\w+)",  # ROCm.
         r"CUDA error: (?:misaligned address|an illegal instruction was encountered|the launch timed out|unknown error)",
         r"CUDA error: (?:invalid configuration argument|too many resources requested for launch)",
         r"cudaErrorMisalignedAddress|cudaErrorIllegalInstruction|CUDA_ERROR_LAUNCH_FAILED",
@@ -249,7 +253,7 @@ RULES = (
     after_a_change(
         "cuda-error",
         "CUDA failed: {why}",
-        r"\b(?:CUDA|HIP) error: (?P<why>[^.]+)",
+        r"\b(?:CUDA|HIP) error: (?P<why>[^.]+)|Triton Error \[\w+\]: (?P<why2>.+)",
         fix="CUDA_LAUNCH_BLOCKING=1 shows the call; if it fails on one node only, leave that out (--exclude NODE)",
         level=Level.GENERAL,
         certain=False,

@@ -25,6 +25,7 @@ RULES = (
         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)",
         r"CUDA out of memory\.",
         r"(?:CUDA|cuda runtime)(?: driver)? error(?: \(\d+\) ?)?: out of memory",
+        r"Triton Error \[\w+\]: out of memory",
         r"RESOURCE_EXHAUSTED: .*[Oo]ut of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
         r"torch\.(?:cuda\.)?OutOfMemoryError: |RayTaskError\(OutOfMemoryError\)",
         r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|No available memory for the cache blocks",
@@ -98,7 +99,7 @@ RULES = (
         "dataloader-worker-ended",
         "a data loader worker ended, and these lines do not say why",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly with exit code",
-        r"background workers are no longer alive",  # nnU-Net's.
+        r"background workers? (?:is|are) (?:no longer alive|6 feet under)",  # nnU-Net's.
         fix="num_workers=0 shows an error inside; look at what the worker wrote before",
         level=Level.FOLLOWS,
         certain=False,

@@ -20,6 +20,9 @@ RULES = (
         "the port[ {port}] may not be used by this user",
         r"(?:bind|listen).*?:(?P<port>\d+)\b.*(?:errno: 13\b|system error: 10013)",
         r"failed to listen.*port: (?P<port>\d+).*EACCES",
+        r"^RuntimeError: Permission denied$|\"message\": \"RuntimeError: Permission denied\"",
+        near=r"errno: 13\b|system error: 10013|EACCES|TCPStore\(|_rendezvous_handler$"
+        r'|"message": "RuntimeError: Permission denied"',  # What torchrun says of itself.
         fix="a launch.master_port from 1024 to 65535: those below are the system's",
         explains=("permission-denied",),
         source="torch/csrc/distributed/c10d/socket.cpp",
@@ -28,7 +31,7 @@ RULES = (
         "name-resolution",
         "a host's name cannot be resolved",
         r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
-        r"getaddrinfo.*failed|No address associated with hostname",
+        r"getaddrinfo.*failed|No address associated with hostname|gethostbyname\w* failed|[Hh]ost name lookup failure",
         r"IPv4 network addresses of \((?P<host>[^,]+), \w+\) cannot be retrieved",
         fix="use the node's address, or a name that every node resolves: getent hosts NAME",
         despite=r"IPv6 network addresses",
@@ -96,6 +99,7 @@ RULES = (
         r"[Rr]anks .* (?:do not|don't) (?:match|agree)|disagreement between rank\d+ and rank\d+",
         r"tensor size must be equal to world_size times|verifying shape tensors for collective",
         r"match number of collective participants",
+        r"MPI_ERR_TRUNCATE|[Mm]essage truncated[;,] (?:error stack|\d+ bytes received)",
         r"Cannot apply desired operation due to shape mismatches",
         r"all tensors must (?:have the same|be of the same) (?:size|shape)|Inconsistent .*(?:shape|size).*rank",
         fix="every rank must call the same collectives in the same order: look for 'if rank == 0' and for unequal "
@@ -144,6 +148,7 @@ RULES = (
         "a node did not reach the rendezvous",
         r"RendezvousConnectionError|connection to the C10d store has failed",
         r"connect\(\) timed out\. Original timeout|etcd\.Etcd\w+|not found in EtcdStore|EtcdStoreError",
+        despite=r"has failed to shutdown the rendezvous",  # It was lost before.
         fix="the first node must run and listen at that address and port, and the name must mean the same on all nodes",
         level=Level.GENERAL,
         certain=False,
@@ -172,7 +177,8 @@ RULES = (
         "the variables that give a rank its place (RANK, WORLD_SIZE, …) are missing or wrong",
         r"environment variable (?P<name>\w+) expected, but not set",
         r"ValueError: Error initializing torch\.distributed using \w+://",
-        r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_\w+|OMPI_COMM_WORLD_\w+)'",
+        r"KeyError: '(?P<name2>(?:[A-Z0-9]+_)*(?:RANK(?:ID)?|WORLD_SIZE|LOCAL_SIZE|MASTER_(?:ADDR|PORT)|NNODES)"
+        r"|SLURM_\w+|OMPI_\w+|PMIX?_\w+|PBS_\w+|TORCHELASTIC_\w+)'",
         r"\b(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))\b.*(?:must be|is not|not) set",
         r"rank \d+ (?:>= world_size|is out of range .*world)",
         r"[Cc]ould not find '(?P<name3>\w+)' in the (?:torch|SLURM|OpenMPI|MPI) environment",  # ColossalAI's.
@@ -180,6 +186,7 @@ RULES = (
         r"rank should be in the (?:range|interval)|No rendezvous handler for",
         r"NCCL WARN Bootstrap Root : (?:mismatch in rank count|rank \d+ of \d+ ranks has already checked in)",
         despite=r"train_batch_size|\* \d",
+        inside=r"^(?!.*\bpandas\b)",  # A column of that name.
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
         "SLURM_*",
         source="torch/distributed/rendezvous.py",
@@ -192,6 +199,11 @@ RULES = (
         r"(?:tensor|pipeline|context|expert|data)\w*[ _]parallel",
         r"(?i:(?:tensor|pipeline|context|expert|data|sequence)\S* (?:model )?parallel.* (?:divisible by|multiple of))",
         r"divisible by .* times (?:tensor|pipeline|context|expert|data)\w*[ _]parallel|!= ?WORLD_SIZE",
+        r"^AssertionError: assert\b.*(?:world_size|parallel_size|num_gpus)\S* ?% ",
+        r"^AssertionError: assert\b.* % ?\S*(?:world_size|parallel_size|n(?:um)?_?gpus?\b"
+        r"|len\((?:\w+\.)?(?:devices|gpus))",
+        r"^(?:Assertion|Value)Error: .*(?:multiple of|divisible by) .*\b(?:GPUs?|devices|processes|WORLD_SIZE)\b",
+        r"(?:mpiSize|[Ww]orld_?[Ss]ize)\S* [!=]= (?:tp|pp|dp|cp|ep)\b",
         r"[Mm]esh (?:should not be bigger|.*not match).*world[_ ]size",
         despite=r"train_batch_size|\* \d",
         fix="ranks = data parallel × tensor parallel × pipeline parallel × context parallel: change one of them",
@@ -203,6 +215,7 @@ RULES = (
         r"Default process group has not been initialized",
         r"[Pp]rocess group .*(?:not initialized|has not been)|parallel group is not initialized",
         r"backend not set, please initialize it",  # DeepSpeed's.
+        r"^AssertionError: assert\b(?! not).*(?:\bdist\w*\.|torch\.).*_?(?:is_)?initialized\b",
         fix="torch.distributed.init_process_group() once, before DDP, samplers and collectives",
         source="torch/distributed/distributed_c10d.py",
     ),

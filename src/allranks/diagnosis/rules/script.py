@@ -70,6 +70,7 @@ RULES = (
         "a process crashed in native code (segmentation fault)[, in {library}]",
         r"^kernel: .*segfault at \w+ ip .* in (?P<library>[^\s\[,]+)",
         r"[Ss]egmentation fault|SIGSEGV|exitcode\s*: -11\b|exits with return code = -11|[Ss]ignal(?: code)?:? ?11\b",
+        r"\b[Ee]xit(?:ed with)? (?:code|status):? (?:-11|139)\b",
         r"[Ee]xit ?code:? 3221225477\b|Windows fatal exception: access violation",
         despite=r"potential root causes",  # Ray names what it might be.
         fix="python -X faulthandler shows the line; suspect packages of other versions, and fork with threads",
@@ -80,12 +81,13 @@ RULES = (
     after_a_change(
         "abort",
         "a process aborted in native code (SIGABRT)",
-        r"tasks? [\d,\-]+: Aborted|killed by signal: Aborted",
+        r"tasks? [\d,\-]+: Aborted|killed by signal: Aborted|^(?:\S+: line \d+: +\d+ )?Aborted(?:\s|$)",
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
         r"corrupted (?:size|double-linked)|malloc\(\): |munmap_chunk\(\): |malloc\.c:\d+: ",
+        r"\b[Ee]xit(?:ed with)? (?:code|status):? (?:-6|134)\b",
         r"\w:\d+: .*: Assertion `.*' failed",  # Of C: see assert(3).
-        r"\*\*\* stack smashing|exits with return code = -6",
+        r"Trace/breakpoint trap|\*\*\* stack smashing|exits with return code = -6",
         fix="the lines before it say why; python -X faulthandler shows where",
         level=Level.UNCLEAR,
         despite=r"what\(\): +(?:Broken pipe|Connection reset by peer)$",  # Another rank ended.
