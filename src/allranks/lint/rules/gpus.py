@@ -17,7 +17,7 @@ _GIVE_GPUS = (
 )
 #: What one process does that uses all GPUs of a node, anywhere in a script, and among its arguments.
 _USES_ALL = re.compile(
-    rb"device[-_]map|(?:tensor|pipeline|model|(?<!distributed)(?<!distributed[-_ ])data)[-_ ]?parallel|vllm|sglang"
+    rb"device[-_]map|(?:tensor|pipeline|model|(?<!distributed)(?<!distributed[-_ ])data)[-_ ]?parallel|vllm|sglang|grpo"
 )
 _OF_GPUS = re.compile(
     r"--(?:tp|pp|gpus?|devices?|n_?gpus?|num_?gpus?)\b|(?:tp|pp)[-_]size|multi[-_]?gpu", re.IGNORECASE

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 
-from allranks.lint.model import MPI, REMOTE
+from allranks.lint.model import MPI, REMOTE, Part
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, likely
 
@@ -148,6 +148,35 @@ def _quoted_tilde(view: View) -> Iterator[Found]:
             # A value may have had no quotes where it was set: that ~ is expanded.
             if first and first.quote and first.is_verbatim and first.text.startswith("~/") and word.at <= first.at:
                 yield Found(word.at, {"word": word.shown})
+    commands = [*view.script.named(*_OF_FILES), *(launch.command for launch in view.launches)]
+    got = {word.first.text for each in commands for word in each.args if word.first and _keeps_tilde(word.first)}
+    for assignment in view.script.assignments:
+        value = assignment.parts[0] if assignment.parts else None
+        # What is read of a value without quotes is the same.
+        if value and value.text in got and view.script.text.data[value.at - 1 : value.at] in (b'"', b"'"):
+            yield Found(value.at, {"word": "".join(part.shown for part in assignment.parts or ())})
+
+
+def _keeps_tilde(part: Part) -> bool:
+    """Return whether a part has a ~ that comes from a variable, and that no shell expands any more."""
+    return part.text.startswith("~/") and not part.is_verbatim and (part.level == 0 or bool(part.quote))
+
+
+@hint(
+    "AR224 placeholder-is-a-redirection",
+    "<{name}> is a redirection: the shell reads a file named {name}, and writes to what follows",
+    fix="put the value in its place, in the script's variables",
+    source=f"{BASH}, REDIRECTION",
+)
+def _placeholder(view: View) -> Iterator[Found]:
+    data = view.script.text.data
+    for command in view.script.commands:
+        for operator, word in command.redirects if not command.context.level else ():
+            before, name = data[word.at - 2 : word.at], data[word.at : word.end].decode("utf-8", "replace")
+            after = data[word.end : word.end + 2]
+            is_mark = operator == "<" and before[-1:] == b"<" and re.fullmatch(r"[A-Za-z][\w.-]*", name)
+            if is_mark and after[:1] == b">" and (not before[:1].isspace() or after[1:] in (b" ", b":", b"/", b"\n")):
+                yield Found(word.at - 1, {"name": name})
 
 
 @likely(
