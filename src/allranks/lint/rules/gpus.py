@@ -30,10 +30,12 @@ _HIDING = ("single", "per_task", "map_gpu", "closest")
 
 def _shown(view: View, launch: Launch) -> Assignment | None:
     """Return the assignment to CUDA_VISIBLE_DEVICES that holds for a launcher; None if there is none."""
+    # A scheduler exports the devices that it gives.
+    is_exported = view.script.kind != "plain" or "CUDA_VISIBLE_DEVICES" in view.script.exported
     before = [
         assignment
         for assignment in view.script.assigned("CUDA_VISIBLE_DEVICES")
-        if not assignment.is_prefix and assignment.order < launch.command.order
+        if is_exported and not assignment.is_prefix and assignment.order < launch.command.order
     ]
     own = [assignment for assignment in launch.command.sets if assignment.name == "CUDA_VISIBLE_DEVICES"]
     return next(reversed(before + own), None)

@@ -13,7 +13,7 @@ from allranks.lint.scheduler_variables import VARIABLES, WITHOUT_BARS
 
 #: Variables that a rank or its libraries read from the environment.
 _FOR_RANKS = re.compile(
-    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|OMP_NUM_THREADS|(?:NCCL|TORCH_NCCL|GLOO|HF|WANDB)_\w+"
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|OMP_NUM_THREADS|PYTHONPATH|(?:NCCL|TORCH_NCCL|GLOO|HF|WANDB)_\w+"
 )
 _SET_BY_TORCHRUN = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}
 #: Unused variables of a file that lists settings for others.
@@ -85,6 +85,26 @@ def _misspelled(view: View) -> Iterator[Found]:
         if len(near) == 1:
             seen.add(name)
             yield Found(use.at, {"name": name, "meant": near[0]})
+
+
+@likely(
+    "AR225 never-set",
+    "${name} is set nowhere here, and {option} gets nothing",
+    fix="set {name}, or take it from the arguments: {name}=${{1:?}}",
+    source=BASH,
+)
+def _never_set(view: View) -> Iterator[Found]:
+    launches = [launch for launch in view.launches if not launch.command.context.function and not view.runs_more]
+    for given in [given for launch in launches for given in launch.call.given]:
+        part = given.value.first if given.value and len(given.value.parts) == 1 else None
+        is_own = part is not None and part.kind == "variable" and bool(re.fullmatch(r"[a-z]\w+", part.text))
+        if (
+            part
+            and is_own
+            and part.value is None
+            and not (part.level or part.has_default or view.script.sets(part.text))
+        ):
+            yield Found(part.at, {"name": part.text, "option": given.typed})
 
 
 @likely(

@@ -15,6 +15,7 @@ from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, likely
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
+_FUNCTION = re.compile(rb"^function[ \t]+\w+", re.MULTILINE)
 _RANDOM = re.compile(r"\bRANDOM\b")
 #: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
@@ -282,7 +283,7 @@ def _bashisms(view: View) -> Iterator[Found]:
     if (
         view.script.kind != "plain"
         or _OF_A_SCHEDULER.search(view.script.text.data)
-        or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang)
+        or not re.fullmatch(r"#!\s*(?:/usr)?/bin/(?:sh|dash)\b.*", view.script.shebang)
     ):
         return
     sources = [command.at for command in view.script.named("source") if command.context.level == 0]
@@ -299,6 +300,8 @@ def _bashisms(view: View) -> Iterator[Found]:
         yield Found(arrays[0], {"what": "arrays"})
     elif randoms and not view.script.sets("RANDOM"):
         yield Found(randoms[0], {"what": "RANDOM"})
+    elif match := _FUNCTION.search(view.script.text.data):
+        yield Found(match.start(), {"what": "word function"})
 
 
 @hint(
