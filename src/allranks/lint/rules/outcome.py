@@ -13,6 +13,8 @@ from allranks.lint.syntax import read_call
 _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
 #: Programs with which a script goes on beside what it has started in the background; the name may be unknown.
 _GOES_ON = ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap", "")
+#: Names of shell scripts that start a training.
+_OF_TRAINING = re.compile(r"(?:torchrun|train|tun(?:e|ing)|launch|dist)\w*\.sh$", re.IGNORECASE)
 #: Programs that run until they are killed, with the words after them that make them so.
 _SERVERS = re.compile(
     r"tensorboard|jupyter|jupyter-(?:lab|notebook)|mlflow (?:ui|server)|redis-server|visdom|gpustat .*-(?:i|-watch)"
@@ -33,11 +35,12 @@ def _tee(view: View) -> Iterator[Found]:
     if "pipefail" in script.shell_options or "PIPESTATUS" in script.used:
         return
     levels = {command.context.level for command in script.named("set") if "pipefail" in command.values}
-    for launch in view.launches:
-        context, root = launch.command.context, launch.command.root
+    scripts = [each for each in script.named("bash", "sh") if _OF_TRAINING.search(each.first)]
+    for command in [*(launch.command for launch in view.launches), *scripts]:
+        context, root = command.context, command.root
         reader = (context.pipe or root.context.pipe or ("",))[-1]
         is_reader = reader in ("tee", "ts", "sed", "grep", "cat", "awk")
-        if is_reader and context.level not in levels and _is_code_read(view, launch.command):
+        if is_reader and context.level not in levels and _is_code_read(view, command):
             yield Found(root.at, {"reader": reader})
 
 
