@@ -63,6 +63,22 @@ def _fewer_visible(view: View) -> Iterator[Found]:
 
 
 @likely(
+    "AR125 device-of-another-job",
+    "the job has {gpus} GPUs, numbered from 0: CUDA_VISIBLE_DEVICES={devices} leaves it {left}",
+    fix="numbers below {gpus}, or leave CUDA_VISIBLE_DEVICES out",
+    source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables; slurm.schedmd.com/gres.html",
+)
+def _no_such_device(view: View) -> Iterator[Found]:
+    given = view.script.options("gres", "gpus-per-node", "gpus")
+    for launch in view.launches if given and not view.script.options("exclusive") else ():
+        shown, (number, devices) = _shown(view, launch), _visible(view, launch)
+        gpus = view.resources.gpus or 0
+        if shown and number and gpus and any(int(device) >= gpus for device in devices.split(",") if device):
+            first = [int(device) < gpus for device in devices.split(",")].index(False)
+            yield Found(shown.at, {"gpus": gpus, "devices": devices, "left": f"the first {first}" if first else "none"})
+
+
+@likely(
     "AR123 visible-devices-ignored",
     "deepspeed ignores CUDA_VISIBLE_DEVICES where {option} is given",
     fix="one of the two: CUDA_VISIBLE_DEVICES, or --include localhost:0,1",

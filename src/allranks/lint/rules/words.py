@@ -24,6 +24,12 @@ _ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 _OF_FILES = ("cd", "source", ".", "mkdir", "conda", "mamba", "micromamba")
 #: A backslash, a blank and a comment in a text of several lines, which the shell keeps all.
 _CUT_IN_TEXT = re.compile(rb"^[^#\n]*[^\\#\n]\\(?=[ \t]+#)", re.MULTILINE)
+#: ``[ -z "$1"]``: the last word of a test with its bracket.
+_CLOSED = re.compile(
+    rb"(?:^|[;&|]|\b(?:if|elif|while|until)\s)[ \t]*\[ +(?:! +)?"
+    rb"(?:-[a-z] +[^][\s]*[^][\s]|[^][\s]+ +(?:==?|!=|-[a-z]{2}) +[^][\s]*[^][\s])(\])[ \t]*(?:$|;|&&|\|\|)",
+    re.MULTILINE,
+)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -238,6 +244,17 @@ def _typographic(view: View) -> Iterator[Found]:
                 match = _TYPOGRAPHIC.search(part.text) if part.kind == "text" and not part.quote else None
                 if match:
                     yield Found(part.at, {"character": f"U+{ord(match[0]):04X}"})
+
+
+@likely(
+    "AR227 bracket-without-a-blank",
+    "[ ends at a word of its own: here it fails with missing ], as if the test were false",
+    fix="a blank before ]",
+    source="test(1)",
+)
+def _joined_bracket(view: View) -> Iterator[Found]:
+    for match in _CLOSED.finditer(view.script.text.data):
+        yield Found(match.start(1), {}, (Edit(match.start(1), match.start(1), b" "),))
 
 
 @fatal(
