@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from os.path import realpath
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,9 @@ _COMMANDS, _WORDS = 3000, 2000
 #: Files that are read beside one.
 _FILES = 20
 _CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
-#: A backslash at the very end, which bash passes over and the grammar does not.
-_LAST_BACKSLASH = re.compile(rb"\\(?=\n?\Z)")
+#: A backslash before an empty line or at the very end: bash ends the command there, and the grammar does not.
+_LAST_BACKSLASH = re.compile(rb"\\(?=\n?\Z)|(?<!\\)\\(?=\n[ \t]*\n)")
+_END_OF_LINE = re.compile(rb"(?<!\\)\n")
 #: The depth of the statements of a script and of functions and branches in it, roughly.
 _TOP = 12
 #: Words that end a statement, or go on with it.
@@ -143,13 +145,17 @@ class Walker(ControlFlow):
         _HANDLERS.get(node.type, Walker._block)(self, node, context)
 
     def _command(self, node: Node, context: Context, redirects: Sequence[tuple[str, Word]] = ()) -> None:
+        alone = self._lines_above(node)
+        for child in node.children[:alone]:
+            if child.type == "variable_assignment":
+                self._assignment(child, context)
         self._order += 1
         order = self._order
         sets: list[Assignment] = []
         words: list[Word] = []
         inner = [*redirects, *context.redirects]
         context, end = replace(context, redirects=()), -1
-        for child in node.children:
+        for child in node.children[alone:]:
             if child.type == "variable_assignment":
                 sets.append(self._assign(child, context, is_exported=True, is_prefix=True))
             elif child.type == "command_name":
@@ -161,7 +167,8 @@ class Walker(ControlFlow):
             elif child.is_named and child.type != "comment":
                 self._append(words, child, context, end)
             end = child.end_byte
-        command = Command(tuple(words[:_WORDS]), tuple(sets), *self._span(node), order, context, tuple(inner))
+        at = self._piece.at(node.children[alone].start_byte)
+        command = Command(tuple(words[:_WORDS]), tuple(sets), at, self._span(node)[1], order, context, tuple(inner))
         self.add(command)
         for word in command.args if command.name in _READERS else ():
             if word.value and word.value.isidentifier():
@@ -169,6 +176,16 @@ class Walker(ControlFlow):
         text = next((word for operator, word in inner if operator == "<<"), None)
         if command.name == "read" and "-d" in command.values and text is not None:  # read -r -d '' NAME <<END
             self.values[command.values[-1]] = bounded(text.parts)
+
+    def _lines_above(self, node: Node) -> int:
+        """Return how many parts of a command are assignments in lines above it, which our parser takes for its own."""
+        last = 0
+        for place, (child, after) in enumerate(pairwise(node.children), 1):
+            if child.type not in ("variable_assignment", "comment"):
+                break
+            if _END_OF_LINE.search(self._piece.data, child.end_byte, after.start_byte):
+                last = place
+        return last
 
     def _check_name(self, node: Node) -> None:
         """Note the end of a statement that has no beginning: our parser takes ``done`` and ``fi`` for programs."""

@@ -129,19 +129,46 @@ _TORCHRUN = _syntax(
     abbreviates=True,
 )
 _LAUNCH = Syntax(_TORCHRUN.valued, _TORCHRUN.flags | {"--use-env"}, _TORCHRUN.same, abbreviates=True)
-#: accelerate/commands/launch.py of Accelerate 1.15.
+#: Options of the parts of Accelerate, by the start of their names.
+_ACCELERATE_PARTS = {
+    "fp8": """
+        amax-compute-algo amax-history-len backend enable-fsdp-float8-all-gather format interval margin opt-level
+        override-linear-precision pad-inner-dim
+    """,
+    "fsdp": """
+        activation-checkpointing activation-checkpointing-offload auto-wrap-policy backward-prefetch backward-
+        prefetch-policy cpu-ram-efficient-loading forward-prefetch min-num-params offload-params reshard-after-
+        forward sharding-strategy state-dict-type sync-module-states transformer-layer-cls-to-wrap use-orig-params
+        version
+    """,
+    "megatron-lm": """
+        attention-backend attention-dropout attention-softmax-in-fp32 calculate-per-token-loss context-parallel-size
+        decoder-last-pipeline-num-layers eod-mask-loss expert-model-parallel-size expert-tensor-parallel-size
+        gradient-clipping hidden-dropout no-load-optim no-save-optim num-micro-batches optimizer-cpu-offload
+        overlap-cpu-optimizer-d2h-h2d pp-degree recompute-activations recompute-granularity recompute-method
+        recompute-num-layers sequence-parallelism tp-degree use-custom-fsdp use-distributed-optimizer use-precision-
+        aware-optimizer use-rotary-position-embeddings
+    """,
+    "parallelism-config": """
+        cp-backend cp-comm-strategy cp-size dp-replicate-size dp-shard-size sp-attn-implementation sp-backend sp-
+        seq-length sp-seq-length-is-variable sp-size tp-size
+    """,
+}
+#: accelerate/commands/launch.py of Accelerate 0.17 to 1.15.
 _ACCELERATE = _syntax(
-    """--config-file --mixed-precision --num-processes --num-machines --num-cpu-threads-per-process --dynamo-backend
+    " ".join(f"--{start}-{rest}" for start, names in _ACCELERATE_PARTS.items() for rest in names.split())
+    + """ --config-file --mixed-precision --num-processes --num-machines --num-cpu-threads-per-process --dynamo-backend
     --dynamo-mode --gpu-ids --machine-rank --main-process-ip --main-process-port --tee --log-dir --role --rdzv-backend
     --rdzv-conf --max-restarts --monitor-interval --vm --env --main-training-function --deepspeed-config-file
     --zero-stage
     --offload-optimizer-device --offload-param-device --offload-optimizer-nvme-path --offload-param-nvme-path
     --gradient-accumulation-steps --gradient-clipping --zero3-init-flag --zero3-save-16bit-model --deepspeed-hostfile
     --deepspeed-exclusion-filter --deepspeed-inclusion-filter --deepspeed-multinode-launcher
-    --deepspeed-moe-layer-cls-names --mpirun-hostfile --aws-access-key-id --aws-secret-access-key""",
+    --deepspeed-moe-layer-cls-names --mpirun-hostfile --mpirun-ccl --aws-access-key-id --aws-secret-access-key""",
     """--quiet --cpu --multi-gpu --tpu --enable-cpu-affinity --dynamo-use-fullgraph --dynamo-use-dynamic --use-deepspeed
     --use-fsdp --use-megatron-lm --same-network --module --no-python --tpu-cluster --no-tpu-cluster --tpu-use-sudo
-    --downcast-bf16 --debug --help --use-parallelism-config --dynamo-use-regional-compilation""",
+    --downcast-bf16 --debug --help --use-parallelism-config --dynamo-use-regional-compilation
+    --fp8-use-autocast-during-eval --ipex --mps --use-xpu""",
     "-m=--module -q=--quiet -t=--tee -h=--help",
 )
 #: deepspeed/launcher/runner.py of DeepSpeed 0.14 to 0.18.

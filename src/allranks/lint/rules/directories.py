@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from allranks.lint.model import Directive
 from allranks.lint.reading import View
-from allranks.lint.rules.base import SBATCH, Found, fatal, hint, likely
+from allranks.lint.rules.base import SBATCH, Found, fatal, hint
 
 #: Patterns in the name of a log that stand for the number of the job.
 _OF_JOB = re.compile("%[jJA]")
@@ -42,7 +42,7 @@ def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
     return [(each, each.value.rpartition("/")[0]) for each in view.script.options(*names) if "/" in each.value]
 
 
-@likely(
+@hint(
     "AR408 log-directory-made-too-late",
     "the scheduler opens its log before this script runs, and {directory} is not there then: the job fails without a "
     "word",
@@ -89,9 +89,11 @@ def _spooled(view: View) -> Iterator[Found]:
         if is_beside("".join(part.shown for part in assignment.parts or ())):
             holders.add(assignment.name)
     started = [(launch.command, launch.call.rest[:1], "the training script is looked for") for launch in view.launches]
-    cds = [command for command in script.named("cd") if not command.context.is_substitution]
-    for command, words, what in [*((command, command.args, "cd goes") for command in cds), *started]:
+    whats = {"cd": "cd goes", **dict.fromkeys(("source", ".", "bash", "sh"), "the shell script is looked for")}
+    read = [(each, each.args, whats[each.name]) for each in script.named(*whats) if not each.context.is_substitution]
+    for command, words, what in sorted([*read, *started], key=lambda each: each[0].order):
         around = command.context
-        if words and not around.level and not around.is_conditional and is_beside(words[0].shown):
+        is_sure = not (around.level or around.is_conditional or around.is_condition or around.chain == "||")
+        if words and is_sure and is_beside(words[0].shown):
             yield Found(words[0].at, {"what": what, "variable": _SUBMITTED_FROM[script.kind]})
             return

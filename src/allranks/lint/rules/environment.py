@@ -176,12 +176,12 @@ def _use_env(view: View) -> Iterator[Found]:
     "AR808 unknown-option",
     "{launcher} has no option {option}, and exits with a usage error",
     fix="{launcher} --help lists the options{meant}",
-    source=f"{TORCHRUN}; deepspeed/launcher/runner.py of DeepSpeed 0.18",
+    source=f"{TORCHRUN}; runner.py of DeepSpeed 0.18; accelerate/commands/launch.py of Accelerate 1.15",
 )
 def _unknown_option(view: View) -> Iterator[Found]:
     for launch in view.launches:
         syntax, is_deepspeed = launch.call.syntax, launch.name == "deepspeed"
-        if not (launch.is_torch or is_deepspeed):
+        if not (launch.is_torch or is_deepspeed or launch.name == "accelerate"):
             continue
         known = {*syntax.valued, *syntax.flags} - {"--use-env"}
         if is_deepspeed:  # Unlike torchrun it wants underscores.
@@ -191,11 +191,12 @@ def _unknown_option(view: View) -> Iterator[Found]:
             is_option = name.startswith("--") or name == "-m"
             if not is_option or name in ("--", "--use-env") or " " in given.typed:
                 continue
-            if name in known or sum(each.startswith(name) for each in known) == 1:
+            is_short = launch.name != "accelerate" and sum(each.startswith(name) for each in known) == 1
+            if name in known or is_short:
                 continue
             near = ["--module"] if name == "-m" else get_close_matches(name, sorted(known), n=1, cutoff=0.75)
             meant = f"; did you mean {near[0]}?" if near else ""
-            launcher = "deepspeed" if is_deepspeed else "torchrun"
+            launcher = "torchrun" if launch.is_torch else launch.name
             yield Found(given.at, {"launcher": launcher, "option": given.typed, "meant": meant})
             break  # What follows an unknown option may be its value.
 

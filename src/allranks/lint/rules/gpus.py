@@ -17,7 +17,7 @@ _GIVE_GPUS = (
 )
 #: What one process does that uses all GPUs of a node, anywhere in a script, and among its arguments.
 _USES_ALL = re.compile(
-    rb"device[-_]map|(?:tensor|pipeline|model|(?<!distributed)(?<!distributed[-_ ])data)[-_ ]?parallel|vllm|sglang"
+    rb"device[-_]map|(?:tensor|pipeline|model|(?<!distributed)(?<!distributed[-_ ])data)[-_ ]?parallel|vllm|sglang|grpo"
 )
 _OF_GPUS = re.compile(
     r"--(?:tp|pp|gpus?|devices?|n_?gpus?|num_?gpus?)\b|(?:tp|pp)[-_]size|multi[-_]?gpu", re.IGNORECASE
@@ -30,10 +30,12 @@ _HIDING = ("single", "per_task", "map_gpu", "closest")
 
 def _shown(view: View, launch: Launch) -> Assignment | None:
     """Return the assignment to CUDA_VISIBLE_DEVICES that holds for a launcher; None if there is none."""
+    # A scheduler exports the devices that it gives.
+    is_exported = view.script.kind != "plain" or "CUDA_VISIBLE_DEVICES" in view.script.exported
     before = [
         assignment
         for assignment in view.script.assigned("CUDA_VISIBLE_DEVICES")
-        if not assignment.is_prefix and assignment.order < launch.command.order
+        if is_exported and not assignment.is_prefix and assignment.order < launch.command.order
     ]
     own = [assignment for assignment in launch.command.sets if assignment.name == "CUDA_VISIBLE_DEVICES"]
     return next(reversed(before + own), None)
@@ -58,6 +60,22 @@ def _fewer_visible(view: View) -> Iterator[Found]:
         gpus, devices = _visible(view, launch)
         if launch.nproc and 0 < gpus < launch.nproc and launch.name != "deepspeed":  # Its rule is the next one.
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus, "devices": devices})
+
+
+@likely(
+    "AR125 device-of-another-job",
+    "the job has {gpus} GPUs, numbered from 0: CUDA_VISIBLE_DEVICES={devices} leaves it {left}",
+    fix="numbers below {gpus}, or leave CUDA_VISIBLE_DEVICES out",
+    source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables; slurm.schedmd.com/gres.html",
+)
+def _no_such_device(view: View) -> Iterator[Found]:
+    given = view.script.options("gres", "gpus-per-node", "gpus")
+    for launch in view.launches if given and not view.script.options("exclusive") else ():
+        shown, (number, devices) = _shown(view, launch), _visible(view, launch)
+        gpus = view.resources.gpus or 0
+        if shown and number and gpus and any(int(device) >= gpus for device in devices.split(",") if device):
+            first = [int(device) < gpus for device in devices.split(",")].index(False)
+            yield Found(shown.at, {"gpus": gpus, "devices": devices, "left": f"the first {first}" if first else "none"})
 
 
 @likely(

@@ -140,8 +140,10 @@ def _installs(view: View) -> Iterator[Found]:
     source="pip.pypa.io, conda.io",
 )
 def _installs_on_each(view: View) -> Iterator[Found]:
+    alone = {launch.starter.at for launch in view.launches if launch.starter and launch.tasks == 1}
     for command in _install_commands(view):
-        if command.started_by("srun", "mpirun", "mpiexec"):
+        starter = command.started_by("srun", "mpirun", "mpiexec")
+        if starter and starter.at not in alone:
             yield Found(command.at, {"program": command.name})
             return
 

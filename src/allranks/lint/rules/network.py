@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from allranks.checks.known_variables import FAMILIES, KNOWN, OBSOLETE, OLDEST
-from allranks.lint.model import Assignment
+from allranks.lint.model import MPI, Assignment
 from allranks.lint.reading import View
 from allranks.lint.rules.base import Found, fatal, hint, likely
 
@@ -36,6 +36,11 @@ _WORDS = {
     "NCCL_DEBUG": ("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE"),
     "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL"),
     "TORCH_CPP_LOG_LEVEL": ("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3"),
+}
+#: Words of lists: after ^ those that NCCL does without.
+_LISTS = {
+    "NCCL_ALGO": ("TREE", "RING", "COLLNETDIRECT", "COLLNETCHAIN", "NVLS", "NVLSTREE", "PAT"),
+    "NCCL_PROTO": ("LL", "LL128", "SIMPLE"),
 }
 _OFF = {
     "NCCL_P2P_DISABLE": "peer-to-peer over NVLink and PCIe",
@@ -127,6 +132,11 @@ def _unknown_word(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, *_WORDS):
         words = _WORDS[assignment.name]
         if value and value.upper() not in words:
+            yield Found(assignment.at, {"name": assignment.name, "value": value, "words": ", ".join(words)})
+    for assignment, value in _named(view, *_LISTS):
+        words = _LISTS[assignment.name]
+        given = value.upper().removeprefix("^").split(",")
+        if re.fullmatch(r"[\^\w,]+", value) and not any(word.startswith(words) or word == "COLLNET" for word in given):
             yield Found(assignment.at, {"name": assignment.name, "value": value, "words": ", ".join(words)})
 
 
@@ -232,7 +242,8 @@ def _not_requested(view: View) -> Iterator[Found]:
         options = _IF_REQUESTED.get(use.name)
         if not options or use.has_default or use.level or view.script.options(*options) or view.script.sets(use.name):
             continue
-        if not _is_tested(view, use.name) and not view.is_printed(use.at):
+        is_given_up = bool(view.resources.gpus) and _ends_without(view, use.name)
+        if (is_given_up or not _is_tested(view, use.name)) and not view.is_printed(use.at):
             yield Found(use.at, {"name": use.name, "option": options[0]})
 
 
@@ -242,6 +253,12 @@ def _is_tested(view: View, name: str) -> bool:
     return any(use.name == name and use.has_default for use in view.script.uses) or bool(
         re.search(rb"(?:-[nz] *|\[\[ *|v +)\"?\$?\{?" + name.encode() + rb"\b", data)
     )
+
+
+def _ends_without(view: View, name: str) -> bool:
+    """Return whether the script ends where a variable of GPUs is empty."""
+    test = rb"if \[+ -z \"?\$\{?" + name.encode() + rb"\b(?:(?!\bfi\b|\belse\b|\belif\b).)*\bexit\b"
+    return "_GPUS" in name and bool(re.search(test, view.script.text.data, re.DOTALL))
 
 
 @hint(
@@ -273,3 +290,19 @@ def _threads(view: View) -> Iterator[Found]:
             if nproc > 1 and value.isdecimal() and int(value) * nproc > cpus:
                 yield Found(assignment.at, {"threads": value, "ranks": nproc, "cpus": cpus})
                 return
+
+
+@likely(
+    "AR518 caret-inside-a-list",
+    "^ counts at the start of {name} only, for the whole list: in {value} the later ones name nothing",
+    fix="one ^ at the start: ^lo,docker0",
+    source=f"{_NCCL}, NCCL_SOCKET_IFNAME",
+)
+def _later_caret(view: View) -> Iterator[Found]:
+    names = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+    yield from _set_to(view, r".+,\s*\^.*", *names)
+    for command in view.script.named(*MPI):
+        for word in command.args:
+            name, _, value = word.shown.partition("=")
+            if name in names and re.fullmatch(r".+,\s*\^.*", value):
+                yield Found(word.at, {"name": name, "value": value})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.model import REMOTE, Command, Loop
+from allranks.lint.model import REMOTE, Command, Loop, Part
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
@@ -13,6 +13,8 @@ from allranks.lint.syntax import read_call
 _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
 #: Programs with which a script goes on beside what it has started in the background; the name may be unknown.
 _GOES_ON = ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap", "")
+#: Names of shell scripts that start a training.
+_OF_TRAINING = re.compile(r"(?:torchrun|train|tun(?:e|ing)|launch|dist)\w*\.sh$", re.IGNORECASE)
 #: Programs that run until they are killed, with the words after them that make them so.
 _SERVERS = re.compile(
     r"tensorboard|jupyter|jupyter-(?:lab|notebook)|mlflow (?:ui|server)|redis-server|visdom|gpustat .*-(?:i|-watch)"
@@ -33,11 +35,12 @@ def _tee(view: View) -> Iterator[Found]:
     if "pipefail" in script.shell_options or "PIPESTATUS" in script.used:
         return
     levels = {command.context.level for command in script.named("set") if "pipefail" in command.values}
-    for launch in view.launches:
-        context, root = launch.command.context, launch.command.root
+    scripts = [each for each in script.named("bash", "sh") if _OF_TRAINING.search(each.first)]
+    for command in [*(launch.command for launch in view.launches), *scripts]:
+        context, root = command.context, command.root
         reader = (context.pipe or root.context.pipe or ("",))[-1]
         is_reader = reader in ("tee", "ts", "sed", "grep", "cat", "awk")
-        if is_reader and context.level not in levels and _is_code_read(view, launch.command):
+        if is_reader and context.level not in levels and _is_code_read(view, command):
             yield Found(root.at, {"reader": reader})
 
 
@@ -386,3 +389,29 @@ def _waits_for_server(view: View) -> Iterator[Found]:
         if wait.name == "wait" and not wait.args and before and not any(end.order < wait.order for end in ends):
             yield Found(wait.at, {"server": before[0]})
             return
+
+
+@likely(
+    "AR720 interrupt-is-ignored",
+    "a script starts what is in its background with SIGINT ignored, and python leaves it so: it does not stop",
+    fix="kill -TERM, or kill -USR1, with a handler in the training script",
+    source=f"{BASH}, SIGNALS; docs.python.org/3/library/signal.html",
+)
+def _ignored_interrupt(view: View) -> Iterator[Found]:
+    if any("-m" in command.values or "monitor" in command.values for command in view.script.named("set")):
+        return
+    trainings = [
+        launch.command for launch in view.launches if launch.is_python and launch.command.root is launch.command
+    ]
+    pids = {each.name: each.order for each in view.script.assignments if each.parts and _is_last_pid(each.parts)}
+    for command in view.script.named("kill"):
+        if not re.match(r"-(?:s |n )?(?:SIG)?(?:INT|2)\b", command.text):
+            continue
+        for part in command.variables:
+            last = [each for each in view.top_commands if each.order < pids.get(part.text, 0)][-1:]
+            if last and last[0].context.is_background and last[0] in trainings:
+                yield Found(command.at)
+
+
+def _is_last_pid(parts: tuple[Part, ...]) -> bool:
+    return [(part.kind, part.text) for part in parts] == [("variable", "!")]

@@ -50,7 +50,9 @@ def _rank_exported(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm" or not any(view.script.named("srun")):
         return
     is_one = all(launch.tasks == 1 and launch.nproc == 1 for launch in view.launches)
-    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+    ranks = ["RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"]
+    if view.torchrun_alone and not any(launch.is_static or launch.is_open for launch in view.launches):
+        ranks = ranks[:2]  # Where the nodes find each other by a backend that also gives their ranks.
     for assignment in view.script.assigned(*ranks, *(() if is_one else ("CUDA_VISIBLE_DEVICES",))):
         names = [part.text for part in assignment.parts or () if part.kind == "variable" and part.text in _NODE]
         if assignment.name not in view.script.exported | view.script.used:

@@ -13,11 +13,13 @@ from allranks.lint.scheduler_variables import VARIABLES, WITHOUT_BARS
 
 #: Variables that a rank or its libraries read from the environment.
 _FOR_RANKS = re.compile(
-    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|OMP_NUM_THREADS|(?:NCCL|TORCH_NCCL|GLOO|HF|WANDB)_\w+"
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|OMP_NUM_THREADS|PYTHONPATH|(?:NCCL|TORCH_NCCL|GLOO|HF|WANDB)_\w+"
 )
 _SET_BY_TORCHRUN = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}
 #: Unused variables of a file that lists settings for others.
 _MANY = 100
+#: An argument without which the shell ends.
+_REQUIRED = re.compile(rb"\d+:?\?")
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
 
 
@@ -88,6 +90,26 @@ def _misspelled(view: View) -> Iterator[Found]:
 
 
 @likely(
+    "AR225 never-set",
+    "${name} is set nowhere here, and {option} gets nothing",
+    fix="set {name}, or take it from the arguments: {name}=${{1:?}}",
+    source=BASH,
+)
+def _never_set(view: View) -> Iterator[Found]:
+    launches = [launch for launch in view.launches if not launch.command.context.function and not view.runs_more]
+    for given in [given for launch in launches for given in launch.call.given]:
+        part = given.value.first if given.value and len(given.value.parts) == 1 else None
+        is_own = part is not None and part.kind == "variable" and bool(re.fullmatch(r"[a-z]\w+", part.text))
+        if (
+            part
+            and is_own
+            and part.value is None
+            and not (part.level or part.has_default or view.script.sets(part.text))
+        ):
+            yield Found(part.at, {"name": part.text, "option": given.typed})
+
+
+@likely(
     "AR219 variable-of-no-scheduler",
     "no scheduler sets ${name}: it is empty",
     fix="${meant}",
@@ -152,3 +174,28 @@ def _host_of_batch(view: View) -> Iterator[Found]:
         for part in given.value.parts:
             if part.kind == "command" and "hostname" in part.text and not launch.command.is_expanded_there(part):
                 yield Found(part.at)
+
+
+@likely(
+    "AR226 shift-of-too-few",
+    "an argument that may be left out: with fewer than {count} shift {what}",
+    fix="shift $(($# < {count} ? $# : {count}))",
+    source=f"{BASH}, shift",
+)
+def _shift(view: View) -> Iterator[Found]:
+    given = [use for use in view.script.uses if use.name.isdecimal() and use.has_default]
+    script, data = view.script, view.script.text.data
+    optional = {int(use.name): use.order for use in given if not _REQUIRED.match(data[use.at :].lstrip(b"${"))}
+    if "#" in script.used or any(each.name == "set" and "--" in each.values for each in script.commands):
+        return  # It counts its arguments.
+    for command in script.named("shift"):
+        around = command.context
+        count = command.args[0].number if command.args else 1
+        is_sure = not (around.level or around.function or around.loops or around.is_conditional or around.chain)
+        if not is_sure or not any(place <= (count or 0) and at < command.order for place, at in optional.items()):
+            return
+        if "errexit" in script.shell_options:
+            yield Found(command.at, {"count": count, "what": "fails, and set -e ends the script"})
+        elif count != 1 and any(use.name in "@*" and use.order > command.order for use in script.uses):
+            yield Found(command.at, {"count": count, "what": "does nothing, and $@ still has those that are given"})
+        return

@@ -8,13 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 
-from allranks.lint.model import MPI, REMOTE
+from allranks.lint.model import MPI, REMOTE, Part
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, likely
 
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
+_FUNCTION = re.compile(rb"^function[ \t]+\w+", re.MULTILINE)
 _RANDOM = re.compile(r"\bRANDOM\b")
 #: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
@@ -23,6 +24,12 @@ _ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 _OF_FILES = ("cd", "source", ".", "mkdir", "conda", "mamba", "micromamba")
 #: A backslash, a blank and a comment in a text of several lines, which the shell keeps all.
 _CUT_IN_TEXT = re.compile(rb"^[^#\n]*[^\\#\n]\\(?=[ \t]+#)", re.MULTILINE)
+#: ``[ -z "$1"]``: the last word of a test with its bracket.
+_CLOSED = re.compile(
+    rb"(?:^|[;&|]|\b(?:if|elif|while|until)\s)[ \t]*\[ +(?:! +)?"
+    rb"(?:-[a-z] +[^][\s]*[^][\s]|[^][\s]+ +(?:==?|!=|-[a-z]{2}) +[^][\s]*[^][\s])(\])[ \t]*(?:$|;|&&|\|\|)",
+    re.MULTILINE,
+)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -148,6 +155,35 @@ def _quoted_tilde(view: View) -> Iterator[Found]:
             # A value may have had no quotes where it was set: that ~ is expanded.
             if first and first.quote and first.is_verbatim and first.text.startswith("~/") and word.at <= first.at:
                 yield Found(word.at, {"word": word.shown})
+    commands = [*view.script.named(*_OF_FILES), *(launch.command for launch in view.launches)]
+    got = {word.first.text for each in commands for word in each.args if word.first and _keeps_tilde(word.first)}
+    for assignment in view.script.assignments:
+        value = assignment.parts[0] if assignment.parts else None
+        # What is read of a value without quotes is the same.
+        if value and value.text in got and view.script.text.data[value.at - 1 : value.at] in (b'"', b"'"):
+            yield Found(value.at, {"word": "".join(part.shown for part in assignment.parts or ())})
+
+
+def _keeps_tilde(part: Part) -> bool:
+    """Return whether a part has a ~ that comes from a variable, and that no shell expands any more."""
+    return part.text.startswith("~/") and not part.is_verbatim and (part.level == 0 or bool(part.quote))
+
+
+@hint(
+    "AR224 placeholder-is-a-redirection",
+    "<{name}> is a redirection: the shell reads a file named {name}, and writes to what follows",
+    fix="put the value in its place, in the script's variables",
+    source=f"{BASH}, REDIRECTION",
+)
+def _placeholder(view: View) -> Iterator[Found]:
+    data = view.script.text.data
+    for command in view.script.commands:
+        for operator, word in command.redirects if not command.context.level else ():
+            before, name = data[word.at - 2 : word.at], data[word.at : word.end].decode("utf-8", "replace")
+            after = data[word.end : word.end + 2]
+            is_mark = operator == "<" and before[-1:] == b"<" and re.fullmatch(r"[A-Za-z][\w.-]*", name)
+            if is_mark and after[:1] == b">" and (not before[:1].isspace() or after[1:] in (b" ", b":", b"/", b"\n")):
+                yield Found(word.at - 1, {"name": name})
 
 
 @likely(
@@ -210,6 +246,17 @@ def _typographic(view: View) -> Iterator[Found]:
                     yield Found(part.at, {"character": f"U+{ord(match[0]):04X}"})
 
 
+@likely(
+    "AR227 bracket-without-a-blank",
+    "[ ends at a word of its own: here it fails with missing ], as if the test were false",
+    fix="a blank before ]",
+    source="test(1)",
+)
+def _joined_bracket(view: View) -> Iterator[Found]:
+    for match in _CLOSED.finditer(view.script.text.data):
+        yield Found(match.start(1), {}, (Edit(match.start(1), match.start(1), b" "),))
+
+
 @fatal(
     "AR210 windows-line-ends",
     "lines end in a carriage return, which becomes part of each last word: an interpreter in the first line is not "
@@ -253,7 +300,7 @@ def _bashisms(view: View) -> Iterator[Found]:
     if (
         view.script.kind != "plain"
         or _OF_A_SCHEDULER.search(view.script.text.data)
-        or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang)
+        or not re.fullmatch(r"#!\s*(?:/usr)?/bin/(?:sh|dash)\b.*", view.script.shebang)
     ):
         return
     sources = [command.at for command in view.script.named("source") if command.context.level == 0]
@@ -270,6 +317,8 @@ def _bashisms(view: View) -> Iterator[Found]:
         yield Found(arrays[0], {"what": "arrays"})
     elif randoms and not view.script.sets("RANDOM"):
         yield Found(randoms[0], {"what": "RANDOM"})
+    elif match := _FUNCTION.search(view.script.text.data):
+        yield Found(match.start(), {"what": "word function"})
 
 
 @hint(
