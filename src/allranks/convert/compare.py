@@ -146,14 +146,15 @@ def compare(
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     found.ranks(one, other)
     moved = found.note(("changed", "not taken over"), "cd ")
+    before_it = found.note(("not taken over",), "it stood before the launcher")
     found.each("working directory", one, other, lambda each: each["cwd"], moved)
-    found.each("interpreter", one, other, _interpreter, found.interpreter(one[0], other[0]))
+    found.each("interpreter", one, other, _interpreter, before_it or found.interpreter(one[0], other[0]))
     found.each(
         "container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container")
     )
-    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved)
-    found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments())
-    found.each("files that the arguments name", one, other, _files, "")
+    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved or before_it)
+    found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments() or before_it)
+    found.each("files that the arguments name", one, other, _files, before_it)
     found.environment(one, other)
     found.others([*old_others, *further], new_others)
     return Verification(len(new), tuple(found.equal), tuple(found.differences))
@@ -222,7 +223,13 @@ class _Comparison:
             self.equal.append("rank, local rank, world size and host")
         else:
             why = next((each.what for each in self.draft.notes if _FAULT_OF_RANKS.match(each.what)), "")
-            lost = ("not known here", "number of nodes", "machines are not", "if it starts ranks by itself")
+            lost = (
+                "not known here",
+                "number of nodes",
+                "machines are not",
+                "if it starts ranks by itself",
+                "it stood before",
+            )
             why = why or self.note(("not taken over",), *lost, "this machine", "the loop over")
             self.differ("ranks", _of_ranks(one), _of_ranks(other), why)
         meeting = [
@@ -264,7 +271,7 @@ class _Comparison:
             if other is None:
                 continue
             for name in {*one, *other}:
-                if one.get(name) == other.get(name):
+                if _places(name, one) == _places(name, other):
                     equal.add(name)
                 else:
                     names.setdefault(name, (one.get(name, ""), other.get(name, "")))
@@ -274,6 +281,8 @@ class _Comparison:
             if name in decided and not one_value:
                 continue  # torchrun decides about threads in the ranks, too late for this to see.
             why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ")
+            if name == "CONDA_DEFAULT_ENV":
+                why = why or self.note(("not taken over",), "environment.conda")
             given = self.draft.get(f"environment.variables.{name}")
             if given == "<secret>":
                 one_value, other_value, why = "<secret>", "<secret>", "its value comes from where you type allranks run"
@@ -287,6 +296,12 @@ class _Comparison:
             self.differ("another command", command, "", self.note(("changed", "left out", "not taken over"), name))
         for command in sorted(other - one):
             self.differ("another command", "", command, "")
+
+
+def _places(name: str, env: Mapping[str, str]) -> str | list[str] | None:
+    """Return the value of a variable; of a search path its directories, of which a later one of the same counts not."""
+    value = env.get(name)
+    return [*dict.fromkeys(value.split(":"))] if value and name.endswith("PATH") else value
 
 
 def _of_ranks(ranks: Sequence[tuple[int, int, int, str]]) -> str:

@@ -63,7 +63,8 @@ _SRUN = re.compile(
 def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]:
     """Return the commands that together start the training, and those that start others."""
     known = [each for each in launches if each.is_python or each.program is not None]
-    ranked = [each for each in known if not each.is_python] or [each for each in known if each.starter] or known[-1:]
+    always = [each for each in known if not each.command.context.is_conditional] or known
+    ranked = [each for each in known if not each.is_python] or [each for each in known if each.starter] or always[-1:]
     if not ranked:
         return [], []
     same = [each for each in ranked if _typed(each) == _typed(ranked[0])]
@@ -115,13 +116,17 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
         words, name = outer.words[: len(outer.words) - len(inner.words)], outer.name
         if name in CONTAINERS:
             draft.put("environment.container", [home(word.shown) for word in words], outer.at, shown(words))
-            if any(word.value is None and path_of(word) is None for word in words):
-                draft.not_taken(outer.at, f"{shown(words)}: environment.container expands no variables")
+            if any(word.value is None and "$" in home(word.shown) for word in words):
+                draft.not_taken(outer.at, f"{short(shown(words), 60)}: environment.container expands no variables")
         elif name in CONDAS:
             values = [word.value or "" for word in words]
             at = next((i + 1 for i, value in enumerate(values) if value in ("-n", "-p", "--name", "--prefix")), None)
             if at is not None and at < len(values) and values[at]:
                 draft.put("environment.conda", values[at], outer.at, shown(words))
+            else:
+                draft.not_taken(
+                    outer.at, f"{short(shown(words), 60)}: write the environment's name into environment.conda"
+                )
         elif name in RUNNERS:
             draft.put("environment.python", [*(word.shown for word in words), "python"], outer.at, shown(words))
         elif name == "srun":

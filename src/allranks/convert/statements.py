@@ -305,6 +305,8 @@ class Statements:
             self.draft.not_taken(start, f"${read}: {what}")
         for first, last in reversed(needed):
             line = self._values_of(first, last) or self.draft.source(first, last)
+            if (name := re.match(r"(\w+)=", line)) and name[1] in self.script.exported:
+                line = f"export {line}"  # It is exported further down.
             if line.startswith("mkdir ") and not line.startswith("mkdir -"):
                 line = f"mkdir -p{line[5:]}"
                 self.draft.changed(

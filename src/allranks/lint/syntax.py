@@ -23,6 +23,8 @@ class Syntax:
         if name.startswith("--"):
             name = "--" + name[2:].replace("_", "-")
         name = self.same.get(name, name)
+        if f"-{name}" in self.valued and name not in self.valued and not self.attaches:
+            return f"-{name}"  # mpirun -output-filename
         if name in self.valued or name in self.flags or not (self.abbreviates and name.startswith("--")):
             return name
         near = {
@@ -85,7 +87,7 @@ _SLURM_VALUED = """
     --resv-ports --segment --signal --sockets-per-node --stepmgr --switches --thread-spec --threads-per-core --time
     --time-min --tmp --tres-per-job --tres-per-task --uid --wait-all-nodes --wckey --wrap --cpu-bind --bcast
     --compress --epilog --prolog --het-group --jobid --kill-on-bad-exit --max-exit-timeout --max-threads --mpi
-    --msg-timeout
+    --msg-timeout --mincpus
     --multi-prog --pmi-launch --relative --slurmd-debug --task-epilog --task-prolog --wait --treewidth --oom-kill-step
     --container-image --container-mounts --container-workdir --container-name --container-save --container-env
     --container-mount-home --licences --accel-bind --send-libs --x11 --ntasks-per-tres --workdir --nice --propagate
@@ -94,7 +96,7 @@ _SLURM_VALUED = """
 _SLURM_FLAGS = """
     --contiguous --exclusive --get-user-env --help --hold --ignore-pbs --immediate --kill-on-invalid-dep
     --no-kill --no-requeue --oversubscribe --overcommit --parsable --quiet --reboot --requeue --spread-job --test-only
-    --use-min-nodes --verbose --usage --version --interactive --label --mincpus --no-allocate --overlap --preserve-env
+    --use-min-nodes --verbose --usage --version --interactive --label --no-allocate --overlap --preserve-env
     --pty --unbuffered --disable-status --debugger-test --whole --exact --share --external-launcher --pack-group --async
 """
 _SLURM_SAME = """

@@ -54,6 +54,7 @@ def options(name: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]
             typed, equals, value = word[:2], word[2:], word[2:].removeprefix("=")
         typed = "--" + typed[2:].replace("_", "-") if typed.startswith("--") else typed
         key = same.get(typed, typed)
+        key = f"-{key}" if key not in valued and f"-{key}" in valued and not attaches else key
         if key in ("--mca", "-mca", "--gmca", "--prtemca"):
             del words[:2]
         elif key.strip("-") in ("genv", "env", "x") and name.startswith(("mpi", "orte")):

@@ -97,6 +97,8 @@ def accelerate(given: dict[str, str], before: list[str], rest: list[str], env: E
     if (gpus := value("gpu_ids")) and gpus != "all":
         env["CUDA_VISIBLE_DEVICES"] = gpus
     nodes, node = number(value("num_machines"), 1), number(value("machine_rank"), 0)
+    if nodes > 1 and value("rdzv_backend") not in (None, "static"):  # Nodes are then numbered when they meet.
+        node = place_of(env.get(HOST, ""))
     count = number(value("num_processes"), (FACTS.gpus or 1) * nodes) // nodes
     counts, master = [(env.get(HOST, ""), count)], meeting(value("main_process_ip"), value("main_process_port"))
     return tasks(counts, [*before, *rest], env, cwd, OF_RANK, master, node=node, nodes=nodes)
