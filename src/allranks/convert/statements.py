@@ -307,12 +307,18 @@ class Statements:
             line = self._values_of(first, last) or self.draft.source(first, last)
             if (name := re.match(r"(\w+)=", line)) and name[1] in self.script.exported:
                 line = f"export {line}"  # It is exported further down.
-            if line.startswith("mkdir ") and not line.startswith("mkdir -"):
-                line = f"mkdir -p{line[5:]}"
-                self.draft.changed(
-                    first, f"{short(line, 60)}: with -p, since a line of the set-up that fails ends the job"
-                )
-            self.draft.add_line(where, line, first)
+            self.draft.add_line(where, self._that_may_fail(line, first), first)
+
+    def _that_may_fail(self, line: str, at: int) -> str:
+        """Return a line so that it fails no more than in the script, which went on: one of the set-up ends the job."""
+        if line.startswith("mkdir ") and not line.startswith("mkdir -"):
+            line, added = f"mkdir -p{line[5:]}", "-p"
+        elif re.fullmatch(r"ulimit [^|&;]+", line) and "errexit" not in self.script.shell_options:
+            line, added = f"{line} || true", "|| true"
+        else:
+            return line
+        self.draft.changed(at, f"{short(line, 60)}: with {added}, since a line of the set-up that fails ends the job")
+        return line
 
     def _arguments_in(self, start: int, end: int) -> set[str]:
         """Return the arguments of the script that a statement reads, without those that a function in it gets."""

@@ -120,10 +120,21 @@ def test_a_launcher_by_its_path_names_the_python_beside_it(
     assert "python:" not in capfd.readouterr().out
 
 
-def test_a_directory_that_is_there_ends_no_job(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    job, said = job_of(folder, capfd, "#!/bin/bash\n#SBATCH --nodes=1\nmkdir out\nsrun python train.py\n")
-    assert '  setup:\n    - "mkdir -p out"' in job
-    assert ":3: mkdir -p out: with -p, since a line of the set-up that fails ends the job\n" in said
+@pytest.mark.parametrize(
+    ("line", "taken", "added"),
+    [("mkdir out", "mkdir -p out", "-p"), ("ulimit -n 65536", "ulimit -n 65536 || true", "|| true")],
+)
+def test_a_line_that_may_fail_ends_no_job(
+    folder: Path, capfd: pytest.CaptureFixture[str], line: str, taken: str, added: str
+) -> None:
+    job, said = job_of(folder, capfd, f"#!/bin/bash\n#SBATCH --nodes=1\n{line}\nsrun python train.py\n")
+    assert f'    - "{taken}"' in job
+    assert f":3: {taken}: with {added}, since a line of the set-up that fails ends the job\n" in said
+
+
+def test_a_limit_ends_the_job_where_it_ended_the_script(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job, _ = job_of(folder, capfd, "#!/bin/bash\n#SBATCH --nodes=1\nset -e\nulimit -n 65536\nsrun python train.py\n")
+    assert '    - "ulimit -n 65536"' in job
 
 
 @pytest.mark.parametrize("wrapper", ["./set_gpu.sh", "bash set_gpu.sh", "/opt/profiler"])
@@ -210,7 +221,7 @@ def test_a_script_that_nodes_run_is_taken_over(folder: Path, capfd: pytest.Captu
     assert job == (
         "name: start\nscript: train.py\nworkdir: project\ncluster: slurm\nresources:\n  nodes: 2\n  gpus_per_node: 4\n"
         "environment:\n  venv: project/venv\n  node_setup:\n"
-        '    - "if [ -d /scratch ]; then export TMPDIR=/scratch; fi"\n    - "ulimit -n 4096"'
+        '    - "if [ -d /scratch ]; then export TMPDIR=/scratch; fi"\n    - "ulimit -n 4096 || true"'
     )
 
 
