@@ -72,6 +72,8 @@ def _choose_python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tup
     if not active or chosen.container or Path(active).resolve() == Path(sys.prefix).resolve():
         return (sys.executable,), own
     python = str(Path(active, "bin/python"))
+    if not Path(python).exists():
+        return (sys.executable,), f"{own}; the active environment {active} has no bin/python"
     if importlib.util.find_spec("torch"):
         return (sys.executable,), f"{own}, which has torch; for the active environment {active}: --python {python}"
     if not _works(python):

@@ -74,13 +74,23 @@ def test_the_active_environment_is_used_where_allranks_has_no_torch(
     assert chosen(say("plan", "train.py", "--json", "--venv", str(users))) == ("python", "that of environment.venv")
 
 
-def test_an_active_environment_that_does_not_work_is_named(allranks: Any, tool: Path) -> None:
+def test_an_active_environment_that_does_not_work_is_named(allranks: Any, tool: Path, tmp_path: Path) -> None:
     allranks.script(WHO)
-    env = {**allranks.env, "VIRTUAL_ENV": "/nowhere"}
+    broken = tmp_path / "broken"
+    (broken / "bin").mkdir(parents=True)
+    (broken / "bin/python").write_text("#!/bin/false\n")
+    (broken / "bin/python").chmod(0o755)
+    env = {**allranks.env, "VIRTUAL_ENV": str(broken)}
     command = [tool, "-m", "allranks", "plan", "train.py", "--json"]
     done = subprocess.run(command, cwd=allranks.folder, env=env, capture_output=True, text=True, check=True)
-    why = "the Python of allranks; that of the active environment /nowhere does not run, or is older than Python 3.10"
+    why = f"the Python of allranks; that of the active environment {broken} does not run, or is older than Python 3.10"
     assert chosen(done.stdout) == (str(tool), why)
+
+
+def test_an_active_environment_without_a_python_is_named(allranks: Any, tmp_path: Path) -> None:
+    allranks.script(WHO)
+    why = f"the Python of allranks; the active environment {tmp_path} has no bin/python"
+    assert chosen(allranks("plan", "train.py", "--json", VIRTUAL_ENV=str(tmp_path)).stdout) == (sys.executable, why)
 
 
 def test_the_python_of_allranks_is_kept_where_it_has_torch(allranks: Any, users: Path) -> None:
