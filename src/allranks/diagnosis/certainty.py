@@ -22,6 +22,8 @@ _FEW = 3
 _END = 2000
 #: An exception's own line, which Python writes as it ends a process.
 EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
+#: What a check in the script raises: the message is its own, and may tell of anything.
+_OF_A_CHECK = re.compile(r"(?:AssertionError|Exception)\b")
 #: What a shell, or a command in its script, says of what it did not find: the script goes on.
 _OF_THE_SHELL = ("command-not-found", "permission-denied", "module-missing", "conda-missing", "venv-missing")
 _SHELL = re.compile(r"\S+: line \d+: (?!\s*\d+ )|(?:/\S+/|-)?(?:ba|z|k)?sh: ")
@@ -42,8 +44,10 @@ def is_certain(cause: Match, found: Sequence[Match]) -> bool:
     """Return whether the logs leave no other cause than this one of all that was found in them."""
     if not cause.rule.certain or cause.is_note or not cause.is_last:
         return False
-    if cause.line.text == "AssertionError" and cause.rule.id != "script-exception":
+    if cause.line.text == "AssertionError":
         return False  # The condition that failed may stand for something else.
+    if cause.rule.id == "script-exception" and _OF_A_CHECK.match(cause.line.text):
+        return False
     if cause.line.text.lstrip().startswith("raise "):
         return False  # The log was cut before the message.
     if cause.rule.level is Level.GENERAL and EXCEPTION.match(cause.line.text):

@@ -36,6 +36,8 @@ FINER = {
     "shared-memory-locks": "shared-memory-full",
     "no-space": "disk-full",
     "save-failed": "disk-full",
+    "dataset-empty": "file-not-found",
+    "data-damaged": "script-exception",
     "bus-error": "shared-memory-full",
     "checkpoint-world-size": "state-dict",
     "ray-node-lost": "node-lost",

@@ -81,6 +81,9 @@ LINES = {
     "no-gradient": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
     "fsdp-frozen-parameters": "ValueError: Must flatten tensors with uniform `requires_grad`",
     "cuda-error": "RuntimeError: CUDA error: invalid argument",
+    "data-damaged": "PIL.UnidentifiedImageError: cannot identify image file '/data/x.jpg'",
+    "dataset-empty": "ValueError: num_samples should be a positive integer value, but got num_samples=0",
+    "configuration-key": "omegaconf.errors.ConfigAttributeError: Missing key use_acc",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",
 }
 

@@ -61,7 +61,7 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("client_loop: send disconnect: Broken pipe", "ssh-unreachable", "certain"),
         ("srun: error: node1: task 3: Aborted (core dumped)", "abort", "likely"),
         ("node7: bash: torchrun: command not found", "command-not-found", "certain"),
-        ("Exception: the batch is empty", "script-exception", "certain"),
+        ("Exception: the batch is empty", "script-exception", "likely"),
         ("RuntimeError: Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same",
          "dtype-mismatch", "certain"),
         ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "dtype-mismatch", "certain"),

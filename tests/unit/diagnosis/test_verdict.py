@@ -510,11 +510,39 @@ def test_an_assertion_without_a_message_is_known_by_its_condition_and_never_cert
     assert (found.id, found.sure) == (expected, "likely")
 
 
+OVERRIDE = """Traceback (most recent call last):
+  File "/v/site-packages/omegaconf/base.py", line 797, in _format_and_raise
+omegaconf.errors.ConfigAttributeError: Key 'numworkers' is not in struct
+    full_key: data.numworkers
+    object_type=dict
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/v/site-packages/hydra/_internal/config_loader_impl.py", line 397, in _apply_overrides_to_config
+hydra.errors.ConfigCompositionException: Could not override 'data.numworkers'.
+To append to your config use +data.numworkers=8
+"""
+
+
+def test_a_key_that_an_override_lacks_is_an_argument_and_one_that_the_script_reads_is_not() -> None:
+    found = verdict(OVERRIDE)
+    assert (found.id, found.sure) == ("arguments", "certain")
+    found = verdict("".join(OVERRIDE.partition("\n\n")[:1]))
+    assert (found.id, found.cause) == ("configuration-key", "the configuration has no key numworkers")
+
+
+@pytest.mark.parametrize("error", ["AssertionError: bad", "AssertionError", "Exception: bad"])
+def test_what_a_check_of_the_script_tells_is_never_certain(error: str) -> None:
+    found = verdict(TRACEBACK.format(file="train.py", line=9, error=error))
+    assert (found.id, found.sure) == ("script-exception", "likely")
+
+
 def test_an_assertion_of_something_else_is_an_exception_of_the_script() -> None:
     frames = 'Traceback (most recent call last):\n  File "t.py", line 9, in f\n    assert not os.path.exists(p)\n'
     found = of_text(f"{frames}AssertionError\n".encode())
     assert found
-    assert (found.id, found.sure) == ("script-exception", "certain")
+    assert (found.id, found.sure) == ("script-exception", "likely")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ _LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkp
 #: What names a repository of Hugging Face's hub: the hub may not have been reached.
 _OF_A_HUB = r"'[\w-][\w.-]*(?:/[\w.-]+)?'"
 
+#: What a script says is not there.
+_A_FILE = r"(?<!executable )(?:[Ff]iles?|[Dd]irectory|[Pp]ath|[Cc]heckpoint|[Dd]ataset|[Ww]eights)"
+
 #: What only a load of a checkpoint says.
 _OF_A_STATE = (
     r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict"
@@ -178,6 +181,26 @@ RULES = (
         source="python(1)",
     ),
     after_a_change(
+        "data-damaged",
+        "a file of the data is empty, damaged or of another format",
+        r"cannot identify image file|[Ii]mage file is truncated|file signature not found|truncated file: eof",
+        r"\b(?:JSONDecodeError: |ArrowInvalid: (?:JSON parse error|Not a|Parquet m))|!_?src\.empty\(\)",
+        fix="open the file that the dataset reads there; copy or download it again, or leave it out",
+        level=Level.GENERAL,
+        certain=False,
+        source="PIL/Image.py; h5py; json; OpenCV, which reads None from a file that is not there",
+    ),
+    after_a_change(
+        "dataset-empty",
+        "the dataset is empty",
+        r"Error: Found 0 (?:images|files)|\bgot num_samples=0$",
+        r"^(?:\w+\.)*\w*(?:Error|Exception): (?:.*: )?[Nn]o (?:images|labels|samples|data) found (?:in|at) ",
+        fix="list what its path and pattern find on that node: a relative path starts from the ranks' --workdir",
+        level=Level.GENERAL,
+        certain=False,
+        source="torch/utils/data/sampler.py; torchvision/datasets/folder.py",
+    ),
+    after_a_change(
         "file-not-found",
         "a file is not there",
         r"FileNotFoundError|\[Errno 2\] No such file or directory",
@@ -186,9 +209,12 @@ RULES = (
         r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"No valid checkpoint found|Error: (?:Can(?:'t|not)|Could(?:n't| not)) find .*(?:file|checkpoint|director)",
         r"^(?:\w+\.)*(?!Import)\w*Error: (?!.*shared object).*No such file or directory",
-        r"^(?:\w+\.)*\w*Error: .*(?:file|directory|path|checkpoint)\b.* does(?: not|n't) exist",
+        rf"^(?:\w+\.)*\w*(?:Error|Exception): .*{_A_FILE}\b.* does(?: not|n't) exist",
+        rf"^(?:\w+\.)*\w*(?:Error|Exception): (?:.* )?{_A_FILE}(?:[: ]+\S*[/.'\"]\S*)? (?:is |was |were )?not found",
+        r"^(?:\w+\.)*\w*(?:Error|Exception): (?:.*: )?[Nn]o checkpoints? found (?:in|at) ",
+        r"^(?:\w+\.)*\w*(?:Error|Exception): .*\(os error 2\)",  # Rust's, of tokenizers and safetensors.
         r"(?:Dataset|Repository|Revision|(?<!Local)Entry)NotFoundError",
-        r"Error: Found 0 (?:images|files)|NotADirectoryError|does not appear to have a file named|Error no file named",
+        r"NotADirectoryError|does not appear to have a file named|Error no file named",
         r"is not a local folder and is not a valid model identifier",
         r"[Uu]nable to open file .*No such file|RuntimeError: open\(.*No such file",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",

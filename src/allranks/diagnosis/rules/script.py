@@ -14,14 +14,19 @@ _OF_A_LAUNCHER = (
     r"|error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*"
 )
 
+#: A key that is read or set, and that a configuration does not have.
+_OF_A_KEY = r"^omegaconf\.errors\.Config(?:Attribute|Key)Error: (?:Missing key|Key)"
+
 RULES = (
     never(
         "launcher-arguments",
         "the launcher refused its arguments",
         _OF_A_LAUNCHER,
-        r"^ValueError: ",
-        near=rf"{_OF_A_LAUNCHER}|in (?:determine_local_world_size|config_from_args|_validate_launch_command)$",
-        fix="see its --help; scripts under torchrun read LOCAL_RANK from the environment, not --local-rank",
+        r"^ValueError: |^AttributeError: 'NoneType' object ",  # accelerate's, of an option that it has no value for.
+        near=rf"{_OF_A_LAUNCHER}|in (?:determine_local_world_size|config_from_args|_validate_launch_command"
+        r"|simple_launcher|multi_gpu_launcher)$",
+        fix="see its --help (accelerate also needs accelerate config); scripts under torchrun read LOCAL_RANK from the "
+        "environment, not --local-rank",
         source="torch/distributed/run.py",
     ),
     never(
@@ -29,11 +34,21 @@ RULES = (
         "the script refused its arguments",
         r"^(?:\S*\.py|\S+): error: (?:unrecognized arguments|the following arguments are required|argument "
         r"|invalid choice|ambiguous option|too few).*",
-        r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'|Key '.*' is not in struct",
+        r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'",
         r"^Error: (?:No such option|Missing (?:option|argument)|Invalid value for)|ArgumentError",
         r"Some (?:specified arguments|keys) are not used by|FATAL Flags parsing error: .*",
         fix="the script's --help lists them; they follow --, or are args in the job file",
         source="docs.python.org: argparse, exit code 2",
+        despite=_OF_A_KEY,
+        explains=("configuration-key",),
+    ),
+    never(
+        "configuration-key",
+        "the configuration has no key {key}",
+        rf"{_OF_A_KEY} '?(?P<key>[\w.]+)",
+        fix="set it (hydra: +KEY=VALUE), or use the configuration of the same version as the script",
+        level=Level.GENERAL,
+        source="omegaconf/errors.py",
     ),
     never(
         "syntax-error",

@@ -93,7 +93,8 @@ RULES = (
         r"[Ee]xpected \d+D .*input|\bmust be \d-?D\b|mismatch, got input \(\d+\)|[Dd]imension out of range",
         r"expanded size of the tensor|could not be broadcast|[Ss]ize mismatch, m1|[Tt]arget size .* input size",
         r"size is not compatible with input tensor|should contain \d+ elements not|must have same number of dimensions",
-        r"Unable to create tensor, you should probably activate truncation",
+        r"Unable to create tensor, you should probably activate truncation|^ValueError: too many dimensions '\w+'$",
+        r"^ValueError: expected sequence of length \d+ at dim",
         r"(?:Runtime|Index|Value)Error: (?=.*(?:[Tt]ensor|\[\d|index|operand|broadcast)).*"
         r"\b(?:shapes?|sizes?|dim\w*)\b.*(?:not match|n't match|broadcast|mismatch)",
         r"to have \d+ channels, but got|Expected size for first two dimensions|sum exactly to \d+",
