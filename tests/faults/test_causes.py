@@ -216,7 +216,9 @@ VERDICTS = {
     "no module": ("import-missing", "certain", "never"),
     "no file": ("file-not-found", "certain", "after a change"),
     "syntax": ("syntax-error", "certain", "never"),
-    "in a library": OF_A_LIBRARY,
+    "in a library": ("data-damaged", "likely", "after a change"),
+    "assertion": ("script-exception", "likely", "never"),  # Of what it checks, its message alone tells.
+    "bare assertion": ("script-exception", "likely", "never"),
     "several lines": OF_A_LIBRARY,
     "an empty first line": OF_A_LIBRARY,
     "C++ stack": OF_A_LIBRARY,

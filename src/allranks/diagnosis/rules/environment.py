@@ -197,7 +197,7 @@ RULES = (
         "a package's version is not the one that this code expects",
         r"was removed in the NumPy 2\.0 release",
         r"cannot import name '(?P<name>[^']+)'",
-        r"AttributeError: module '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
+        r"AttributeError: (?:module|type object) '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
         r"Descriptors cannot (?:not )?be created directly|Error locating target '",  # The second one is Hydra's.
         r"(?:requires|is required) .*version .* but found|VersionConflict|but found \w+==",
         r"^ImportError: .*(?:requires|required) .*",

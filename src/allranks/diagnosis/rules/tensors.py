@@ -125,7 +125,7 @@ RULES = (
     never(
         "no-gradient",
         "the loss depends on no parameter that is trained",
-        r"does not require grad and does not have a grad_fn",
+        r"does not require grad and does not have a grad_fn|none of output has requires_grad=True",
         fix="set requires_grad on what is to be trained, and use no torch.no_grad(); activation checkpointing over "
         "frozen layers: model.enable_input_require_grads(), or use_reentrant=False",
         source="torch/csrc/autograd/python_engine.cpp; torch/utils/checkpoint.py",
