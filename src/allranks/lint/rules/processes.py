@@ -70,7 +70,8 @@ def _rank_exported(view: View) -> Iterator[Found]:
 def _multiplied(view: View) -> Iterator[Found]:
     for launch in view.started_by("srun", *MPI):
         per_node, nproc = launch.tasks_per_node, launch.nproc
-        if launch.starter is None or launch.name not in _AGENTS or per_node is None or per_node < 2:
+        agent = _agent(launch)
+        if launch.starter is None or agent is None or per_node is None or per_node < 2:
             continue
         is_for_each_task = launch.nnodes is not None and launch.nnodes == launch.tasks
         gpus = view.resources.gpus
@@ -78,8 +79,16 @@ def _multiplied(view: View) -> Iterator[Found]:
         if (is_for_each_task and not has_too_few_gpus) or (nproc == 1 and launch.is_torch and launch.nnodes == 1):
             continue
         ranks = f"{nproc} ranks" if nproc else "its ranks"
-        fields = {"starter": launch.starter.name, "tasks": per_node, "launcher": launch.name, "ranks": ranks}
+        fields = {"starter": launch.starter.name, "tasks": per_node, "launcher": agent, "ranks": ranks}
         yield Found(launch.starter.at, fields)
+
+
+def _agent(launch: Launch) -> str | None:
+    """Return the name of what starts the ranks of one node; None if it is a rank itself."""
+    of_deepspeed = "deepspeed.launcher.launch"  # What deepspeed itself starts on each node.
+    if launch.is_python and launch.command.values[:3].count("-m") and of_deepspeed in launch.command.values[:4]:
+        return of_deepspeed
+    return launch.name if launch.name in _AGENTS else None
 
 
 def _stays_on_first_node(view: View, nodes: int | None) -> bool:
