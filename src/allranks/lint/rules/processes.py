@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from allranks.lint.syntax import read_call
 
 _NODE = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 _FIELD = "allranks' notes of what public scripts get wrong"
+_WORKERS = re.compile(r"--?(?:data_?loader[-_])?(?:num[-_]|n[-_]?)workers?")
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 #: Directories that each node has for itself.
 _LOCAL = re.compile(r"(?:\$SLURM_TMPDIR|\$TMPDIR|/tmp|/dev/shm|/lscratch|/localscratch)\b")
@@ -308,3 +310,24 @@ def _made_here(view: View) -> Iterator[Found]:
         if (is_environment and folders[0][0] in activated) or (command.name[0] != "p" and folders[0][0] in used):
             yield Found(command.at, {"program": command.name, "folder": folders[0][0]})
             return
+
+
+@likely(
+    "AR126 more-workers-than-cpus",
+    "{option} starts {workers} data loader workers for each rank, and --cpus-per-task=1 gives them one CPU",
+    fix="--cpus-per-task={cpus}, or fewer workers",
+    source=f"{SBATCH} --cpus-per-task; torch/utils/data/dataloader.py of torch 2.13: suggested max number of worker",
+)
+def _starved_workers(view: View) -> Iterator[Found]:
+    script, resources = view.script, view.resources
+    for launch in view.launches if script.kind == "slurm" and not script.options("exclusive") else ():
+        given = read_call(launch.starter).number("--cpus-per-task") if launch.starter_name == "srun" else None
+        tasks = 1 if launch.starter_name == "srun" else resources.tasks_per_node or resources.tasks or 1
+        if (given or resources.cpus_per_task) != 1 or tasks > 1:  # The batch script has the CPUs of all tasks.
+            continue
+        for word, following in itertools.pairwise([*launch.command.args, launch.command.words[0]]):
+            option, _, joined = word.shown.partition("=")
+            workers = joined or following.shown
+            if _WORKERS.fullmatch(option) and workers.isdecimal() and int(workers) >= 4:
+                yield Found(word.at, {"option": option, "workers": workers, "cpus": int(workers) + 1})
+                break
