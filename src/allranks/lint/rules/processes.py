@@ -287,7 +287,11 @@ def _unused_host(view: View) -> Iterator[Found]:
         is_of_hosts = bool(_HOSTS.search(" ".join([loop.variable, *(word.shown for word in loop.words)])))
         uses = (use for use in view.script.uses if use.name == loop.variable and use.at > loop.at)
         is_used = any(not view.is_printed(use.at) for use in uses)
-        if is_of_hosts and not is_used and read_call(starter).number("--nodes", "--ntasks") == 1:
+        call = read_call(starter)
+        is_one = call.number("--nodes", "--ntasks") == 1
+        # Each node of one training has its number, and the step no node.
+        is_numbered = launch.has_many_nodes and not call.get("--nodelist", "--relative") and not launch.is_open
+        if is_one and (is_numbered or (is_of_hosts and not is_used)):
             yield Found(starter.at, {"name": loop.variable})
 
 
