@@ -284,6 +284,10 @@ def _lightning_launcher(view: View) -> Iterator[Found]:
             yield Found(command.at)
 
 
+#: ``YOUR_NUM_NODES``, for which a number is to be written.
+_PLACEHOLDER = "[A-Z]+(?:_[A-Z]+)+"
+
+
 @fatal(
     "AR815 invalid-count",
     "{option}={value} is no number of nodes or ranks",
@@ -294,7 +298,8 @@ def _zero_ranks(view: View) -> Iterator[Found]:
     for name, words in (("--nproc-per-node", "|[A-Za-z]+"), ("--nnodes", "")):
         for _, given in view.torchrun_given(name):
             text = given.value.value
-            if text and given.value.is_literal and not re.fullmatch(rf"[1-9]\d*(?::[1-9]\d*)?{words}", text):
+            is_count = re.fullmatch(rf"[1-9]\d*(?::[1-9]\d*)?{words}|{_PLACEHOLDER}", text or "")
+            if text and given.value.is_literal and not is_count:
                 yield Found(given.at, {"option": given.typed, "value": text})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from allranks.lint.syntax import read_call
 
 _NODE = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 _FIELD = "allranks' notes of what public scripts get wrong"
+_WORKERS = re.compile(r"--?(?:data_?loader[-_])?(?:num[-_]|n[-_]?)workers?")
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 #: Directories that each node has for itself.
 _LOCAL = re.compile(r"(?:\$SLURM_TMPDIR|\$TMPDIR|/tmp|/dev/shm|/lscratch|/localscratch)\b")
@@ -70,7 +72,8 @@ def _rank_exported(view: View) -> Iterator[Found]:
 def _multiplied(view: View) -> Iterator[Found]:
     for launch in view.started_by("srun", *MPI):
         per_node, nproc = launch.tasks_per_node, launch.nproc
-        if launch.starter is None or launch.name not in _AGENTS or per_node is None or per_node < 2:
+        agent = _agent(launch)
+        if launch.starter is None or agent is None or per_node is None or per_node < 2:
             continue
         is_for_each_task = launch.nnodes is not None and launch.nnodes == launch.tasks
         gpus = view.resources.gpus
@@ -78,8 +81,16 @@ def _multiplied(view: View) -> Iterator[Found]:
         if (is_for_each_task and not has_too_few_gpus) or (nproc == 1 and launch.is_torch and launch.nnodes == 1):
             continue
         ranks = f"{nproc} ranks" if nproc else "its ranks"
-        fields = {"starter": launch.starter.name, "tasks": per_node, "launcher": launch.name, "ranks": ranks}
+        fields = {"starter": launch.starter.name, "tasks": per_node, "launcher": agent, "ranks": ranks}
         yield Found(launch.starter.at, fields)
+
+
+def _agent(launch: Launch) -> str | None:
+    """Return the name of what starts the ranks of one node; None if it is a rank itself."""
+    of_deepspeed = "deepspeed.launcher.launch"  # What deepspeed itself starts on each node.
+    if launch.is_python and launch.command.values[:3].count("-m") and of_deepspeed in launch.command.values[:4]:
+        return of_deepspeed
+    return launch.name if launch.name in _AGENTS else None
 
 
 def _stays_on_first_node(view: View, nodes: int | None) -> bool:
@@ -276,7 +287,11 @@ def _unused_host(view: View) -> Iterator[Found]:
         is_of_hosts = bool(_HOSTS.search(" ".join([loop.variable, *(word.shown for word in loop.words)])))
         uses = (use for use in view.script.uses if use.name == loop.variable and use.at > loop.at)
         is_used = any(not view.is_printed(use.at) for use in uses)
-        if is_of_hosts and not is_used and read_call(starter).number("--nodes", "--ntasks") == 1:
+        call = read_call(starter)
+        is_one = call.number("--nodes", "--ntasks") == 1
+        # Each node of one training has its number, and the step no node.
+        is_numbered = launch.has_many_nodes and not call.get("--nodelist", "--relative") and not launch.is_open
+        if is_one and (is_numbered or (is_of_hosts and not is_used)):
             yield Found(starter.at, {"name": loop.variable})
 
 
@@ -299,3 +314,24 @@ def _made_here(view: View) -> Iterator[Found]:
         if (is_environment and folders[0][0] in activated) or (command.name[0] != "p" and folders[0][0] in used):
             yield Found(command.at, {"program": command.name, "folder": folders[0][0]})
             return
+
+
+@likely(
+    "AR126 more-workers-than-cpus",
+    "{option} starts {workers} data loader workers for each rank, and --cpus-per-task=1 gives them one CPU",
+    fix="--cpus-per-task={cpus}, or fewer workers",
+    source=f"{SBATCH} --cpus-per-task; torch/utils/data/dataloader.py of torch 2.13: suggested max number of worker",
+)
+def _starved_workers(view: View) -> Iterator[Found]:
+    script, resources = view.script, view.resources
+    for launch in view.launches if script.kind == "slurm" and not script.options("exclusive") else ():
+        given = read_call(launch.starter).number("--cpus-per-task") if launch.starter_name == "srun" else None
+        tasks = 1 if launch.starter_name == "srun" else resources.tasks_per_node or resources.tasks or 1
+        if (given or resources.cpus_per_task) != 1 or tasks > 1:  # The batch script has the CPUs of all tasks.
+            continue
+        for word, following in itertools.pairwise([*launch.command.args, launch.command.words[0]]):
+            option, _, joined = word.shown.partition("=")
+            workers = joined or following.shown
+            if _WORKERS.fullmatch(option) and workers.isdecimal() and int(workers) >= 4:
+                yield Found(word.at, {"option": option, "workers": workers, "cpus": int(workers) + 1})
+                break

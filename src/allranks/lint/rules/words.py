@@ -30,6 +30,10 @@ _CLOSED = re.compile(
     rb"(?:-[a-z] +[^][\s]*[^][\s]|[^][\s]+ +(?:==?|!=|-[a-z]{2}) +[^][\s]*[^][\s])(\])[ \t]*(?:$|;|&&|\|\|)",
     re.MULTILINE,
 )
+#: ``[ -z "1" ]``: a word that is not empty, with no variable in it.
+_CONSTANT = re.compile(
+    rb"(?:^|[;&|]|\b(?:if|elif|while|until)\s)[ \t]*\[\[? +(?:! +)?-[nz] +(\"?\w+\"?|'\w+')[ \t]+\]", re.MULTILINE
+)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -255,6 +259,18 @@ def _typographic(view: View) -> Iterator[Found]:
 def _joined_bracket(view: View) -> Iterator[Found]:
     for match in _CLOSED.finditer(view.script.text.data):
         yield Found(match.start(1), {}, (Edit(match.start(1), match.start(1), b" "),))
+
+
+@likely(
+    "AR228 test-of-a-constant",
+    "{word} is a text: -z of it is never true, and -n always",
+    fix='"${name}"',
+    source="test(1)",
+)
+def _constant_test(view: View) -> Iterator[Found]:
+    for match in _CONSTANT.finditer(view.script.text.data):
+        word = match[1].decode()
+        yield Found(match.start(1), {"word": word, "name": word.strip("\"'")})
 
 
 @fatal(
