@@ -114,10 +114,19 @@ def test_the_advice_names_keys_and_flags_that_there_are(rule: Rule) -> None:
 OF_A_RECORD = ("script-exit",)
 
 
+@pytest.fixture(scope="module")
+def shown() -> set[str]:
+    """Give the names of the rules that real logs reach."""
+    return {found.id for sample in SAMPLES if (found := of_text(sample["text"].encode()))}
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id not in OF_A_RECORD], ids=lambda rule: rule.id)
-def test_a_rule_is_reached(rule: Rule) -> None:
-    texts = [sample["text"] for sample in SAMPLES] if rule.id not in LINES else [LINES[rule.id]]
-    assert rule.id in {found.id for text in texts if (found := of_text(text.encode()))}
+def test_a_rule_is_reached(rule: Rule, shown: set[str]) -> None:
+    if rule.id in LINES:
+        found = of_text(LINES[rule.id].encode())
+        assert found and found.id == rule.id
+    else:
+        assert rule.id in shown
 
 
 @pytest.mark.parametrize("line", HARMLESS)
