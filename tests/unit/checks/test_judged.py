@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from recorded_trial import trial_of, who
 
 from allranks.checks.selftest import judged, where
 from allranks.record.selftest import (
@@ -21,6 +20,7 @@ from allranks.record.selftest import (
     read,
 )
 from allranks.runs.status import State
+from recorded_trial import trial_of, who
 
 HOSTS = ["gpu1", "gpu2", "gpu3", "gpu4"]
 ALL = [who(rank, 4, host) for rank, host in enumerate(HOSTS)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from recorded_trial import trial_of, who
 from seen import found, seen_of
 
 from allranks.checks.model import Finding, failed, passed, skipped, warned
@@ -13,6 +12,7 @@ from allranks.checks.selftest import _others, findings
 from allranks.clusters.registry import load_kind
 from allranks.record.selftest import Collective, Link, SearchResult
 from allranks.runs.status import State
+from recorded_trial import trial_of, who
 
 HOSTS = ("gpu01", "gpu02", "gpu03", "gpu04")
 SIZE = 2_000_000

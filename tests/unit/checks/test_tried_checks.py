@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recorded_trial import trial_of, who
 from seen import found, seen_of
 
 from allranks.checks.model import Finding, Seen, passed, skipped, warned
 from allranks.record.selftest import Bandwidth, Link, SelfTestReport
+from recorded_trial import trial_of, who
 
 HOSTS = ["gpu1", "gpu2", "gpu3"]
 MB = 1e6

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recorded_trial import trial_of
 from seen import seen_of
 
 from allranks.checks.waiting import Patience, Waiting, noted
 from allranks.errors import LaunchError
 from allranks.runs.status import Handle, State, Status
+from recorded_trial import trial_of
 
 STARTED = trial_of([], size=1).run
 RUN = STARTED._replace(record=STARTED.record._replace(handle=Handle(job_id="7")))

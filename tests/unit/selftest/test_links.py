@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reported import reports_of
 
-from allranks.record.selftest import Link, read
+from allranks.record.selftest import Link
 from allranks.selftest.collectives import difference, rings, rounds
 from warm_python import WarmPython
 
@@ -25,15 +26,7 @@ with allranks.init(backend="gloo") as ctx:
 
 def measured(folder: Path, warm_ranks: WarmPython, enough: float) -> list[tuple[int, int]]:
     """Have two nodes of two ranks measure; return which ranks have sent to which."""
-    script = folder / "measure.py"
-    script.write_text(MEASURE)
-    done = warm_ranks.run_ranks(script, [enough], folder, count=4, ranks_of_a_node=2)
-    for rank, (code, out, err) in enumerate(done):
-        assert code == 0, err.decode()
-        log = folder / f"node-{rank // 2}" / f"rank-{rank}.out"
-        log.parent.mkdir(exist_ok=True)
-        log.write_bytes(out)
-    told = read(folder)
+    told = reports_of(MEASURE, [enough], folder, warm_ranks, 4, 2)
     assert all(isinstance(link, Link) and link.seconds > 0 and link.size >= 1 << 16 for link in told)
     return [(link.rank, link.target) for link in told if isinstance(link, Link)]
 

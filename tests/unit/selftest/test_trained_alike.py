@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from pathlib import Path
+
+from reported import reports_of
+
+from allranks.checks.selftest import judged
+from recorded_trial import trial_of
+from warm_python import WarmPython
 
 #: What a GPU does to float32 then, on a CPU: of the 23 digits of what it multiplies 13 are dropped.
-_SITE = """\
-import os
-if "RANK" in os.environ:
-    import torch
-    def rounded(values):
-        if values.dtype != torch.float32:
-            return values
-        return ((values.contiguous().view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
-    class Linear(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            ctx.save_for_backward(x, weight)
-            return rounded(x) @ rounded(weight).t() + bias
-        @staticmethod
-        def backward(ctx, grad):
-            x, weight = ctx.saved_tensors
-            return rounded(grad) @ rounded(weight), rounded(grad).t() @ rounded(x), grad.sum(0)
-    torch.nn.functional.linear = Linear.apply
+SCRIPT = """\
+import torch
+import allranks
+from allranks.record.selftest import send
+from allranks.selftest.computing import train
+
+def rounded(values):
+    if values.dtype != torch.float32:
+        return values
+    return ((values.contiguous().view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return rounded(x) @ rounded(weight).t() + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return rounded(grad) @ rounded(weight), rounded(grad).t() @ rounded(x), grad.sum(0)
+
+torch.nn.functional.linear = Linear.apply
+with allranks.init(backend="gloo") as ctx:
+    send(train(ctx, "auto"))
 """
 
 
-def test_where_float32_is_not_exact(allranks: Any) -> None:
-    site = allranks.folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(_SITE)
-    options = ("--nproc-per-node", "3", "--backend", "gloo", "--no-warm", "--env", f"PYTHONPATH={site}")
-    done = allranks("test", *options, "--json")
-    assert done.rc == 0, done.stderr
-    (training,) = [part for part in json.loads(done.stdout)["parts"] if part["kind"] == "training"]
-    assert training["losses"][-1] < training["losses"][0]
+def test_where_float32_is_not_exact(tmp_path: Path, warm_ranks: WarmPython) -> None:
+    told = reports_of(SCRIPT, [], tmp_path, warm_ranks, 3, 3)
+    (training,) = [part for part in judged(trial_of(told, size=3)) if part.kind == "training"]
+    assert training.wrong == ""
+    losses = training.figures["losses"]
+    assert losses[-1] < losses[0]
