@@ -101,6 +101,7 @@ def test_on_nodes_with_eight_gpus(allranks: Any, tmp_path_factory: pytest.TempPa
 
 
 def test_on_pbs(pbs_lab: Any, pbs: PbsCluster, terminals: list[Terminal]) -> None:
+    """It takes more than 10 s on a slow machine: two jobs, one after the other."""
     pbs_lab.script(PLACES)
     pbs_lab.env.update(SHELL="/bin/sh", PATH=f"{BIN}:{pbs_lab.env['PATH']}")
     here = ways("PBS")
@@ -116,6 +117,7 @@ def test_on_pbs(pbs_lab: Any, pbs: PbsCluster, terminals: list[Terminal]) -> Non
 
 
 def test_on_grid_engine(grid_engine_lab: Any, grid_engine: GridEngineCluster) -> None:
+    """It takes more than 10 s on a slow machine: two jobs, one after the other."""
     grid_engine_lab.script(PLACES)
     here = ways("Grid Engine")
     for heading, say in {"qsub -pe": here["qsub -pe"].words, "qrsh": in_a_shell(grid_engine_lab, here["qrsh"])}.items():

@@ -100,6 +100,7 @@ def by_hand(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> I
 @pytest.mark.smoke
 @pytest.mark.parametrize(("nodes", "script"), [(2, WHO), (4, PLACES)])
 def test_all_meet(by_hand: ByHand, nodes: int, script: str) -> None:
+    """It takes more than 10 s on a slow machine: where ranks meet, agents import torch on two nodes."""
     by_hand.start(nodes, script, ranks=2)
     told = []
     for node in range(nodes):

@@ -171,6 +171,7 @@ def test_a_machine_that_loses_power_is_named(ssh: Any, mended: Network) -> None:
 
 
 def test_all_machines_lose_power(ssh: Any, mended: Network) -> None:
+    """It takes more than 10 s: ssh tries for 10 s to reach the lost machines."""
     ssh.script(UP)
     process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")

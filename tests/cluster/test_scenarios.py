@@ -49,6 +49,7 @@ SHAPES = {
 @pytest.mark.smoke
 @on(*SHAPES)
 def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
+    """It takes more than 10 s on a slow machine: schedulers run four jobs, on up to four nodes."""
     site.lab.script(PLACES)
     runs = [
         (site.start(f"{name}-{len(counts)}", "train.py", counts, "--launcher", name), counts)
@@ -189,7 +190,10 @@ def test_where_ranks_of_all_nodes_stand(site: Site) -> None:
 
 @on("ssh")
 def test_a_hang_is_noticed_over_all_nodes(site: Site) -> None:
-    """The first node's ranks advance for a while after those of the second have stopped."""
+    """The first node's ranks advance for a while after those of the second have stopped.
+
+    It takes more than 10 s: the ranks hang three times, after 3 s in which some of them advance.
+    """
     site.lab.script(
         "import os, time\n"
         "def load():\n"
@@ -347,6 +351,7 @@ def test_a_detached_run_is_followed_while_it_runs(site: Site) -> None:
 
 @on("slurm", "pbs", "grid_engine")
 def test_a_script_that_plan_wrote_runs_when_a_person_submits_it(site: Site) -> None:
+    """It takes more than 10 s on a slow machine: two jobs on two nodes, one after the other."""
     site.lab.script(PLACES)
     for name in site.launchers:
         flags = ("--on", "lab", "--nodes", "2", "--launcher", name, "--name", name)

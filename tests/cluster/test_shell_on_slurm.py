@@ -79,6 +79,9 @@ def test_a_window_that_is_closed_gives_the_nodes_back(lab: Any, slurm: SlurmClus
     terminal = Terminal(lab, "shell", "--on", "lab")
     terminals.append(terminal)
     terminal.read_until("ready> ")
+    # An interactive shell ignores SIGTERM: Slurm would kill it after the site's KillWait, 30 s.
+    terminal.type("trap exit TERM; echo then ends\n")
+    terminal.read_until(r"\nthen ends\r\n")
     terminal.close()
     slurm.wait_until("the nodes to be given back", lambda: not queue(slurm))
 

@@ -36,6 +36,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_the_site_is_built_without_warnings(copy: Path):
+    """It takes more than 10 s on a slow machine: it builds the whole site."""
     done = build(copy)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {page.relative_to(ROOT / "docs").with_suffix("") for page in DOCS}
@@ -48,6 +49,7 @@ def test_the_site_is_built_without_warnings(copy: Path):
 
 
 def test_a_link_to_a_heading_that_is_not_there_fails_the_build(copy: Path):
+    """It takes more than 10 s on a slow machine: it builds the whole site."""
     with (copy / "docs" / "tutorial.md").open("a", encoding="utf-8") as page:
         page.write("\n[nowhere](reference/api.md#no-such-heading)\n")
     done = build(copy)

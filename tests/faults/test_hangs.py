@@ -140,6 +140,7 @@ def test_all_ranks_hang_at_the_start(allranks: Any) -> None:
 
 
 def test_ranks_in_different_collectives(allranks: Any) -> None:
+    """It takes more than 10 s: the agents of two runs import torch, and each hang must be noticed."""
     for script, ranks, said in (
         (
             MISMATCH,

@@ -122,6 +122,7 @@ def test_without_pillow_a_directory_of_images_is_refused_at_once(recipe, monkeyp
 
 
 def test_a_batch_that_is_larger_than_the_data_is_named(warm_lightning, tmp_path):
+    """It takes more than 10 s on a slow machine: Lightning is large to import."""
     ((code, _, err),) = warm_lightning.run_ranks(
         RECIPE / "train.py", ["--batch-size", "1921"], tmp_path, 1, CUDA_VISIBLE_DEVICES=""
     )

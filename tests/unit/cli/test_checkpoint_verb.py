@@ -124,6 +124,7 @@ def test_export_to_safetensors_without_torch(allranks, checkpoints):
 
 
 def test_export_to_pt(allranks, checkpoints):
+    """It takes more than 10 s on a slow machine: two commands import torch."""
     done = allranks("checkpoint", "export", "checkpoints/latest", "model.pt")
     assert done.rc == 0, done.stderr
     assert done.stderr.startswith("wrote model.pt: model of step 2, ")

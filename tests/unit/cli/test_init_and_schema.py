@@ -16,6 +16,7 @@ from waiting import PATIENCE
 
 
 def test_what_init_writes_runs(allranks):
+    """It takes more than 10 s on a slow machine: two trainings, for each of which an agent imports torch."""
     result = allranks("init")
     assert (result.rc, result.stdout) == (0, "")
     assert result.stderr == "wrote job.yaml\nwrote train.py\nwrote .gitignore\nnext: allranks run\n"

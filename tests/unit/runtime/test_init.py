@@ -64,6 +64,7 @@ def test_alone(clean_env, tmp_path):
 
 
 def test_under_torchrun(clean_env, tmp_path, free_port):
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch, and so does each rank."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port}"]
@@ -79,6 +80,7 @@ def test_under_torchrun(clean_env, tmp_path, free_port):
     ("mpirun", "name"), [("mpirun.openmpi --oversubscribe", "Open MPI"), ("mpiexec.hydra", "MPICH")]
 )
 def test_under_mpi(mpirun, name, clean_env, tmp_path):
+    """It takes more than 10 s on a slow machine: each rank imports torch."""
     program, *options = mpirun.split()
     if shutil.which(program) is None:
         pytest.skip(f"there is no {program}: apt-get install openmpi-bin mpich")
