@@ -124,7 +124,10 @@ def test_a_link_that_two_machines_do_not_have(ssh: Any, drop: Any, mended: Netwo
 
 
 def test_an_interface_that_is_down(ssh: Any, mended: Network, undo: Undo) -> None:
-    """A second network, where they are to meet, that gpu02 has no cable to any more."""
+    """A second network, where they are to meet, that gpu02 has no cable to any more.
+
+    It takes more than 10 s: the first machine waits for 10 s for the other one.
+    """
     first, second = mended.nodes["gpu01"], mended.nodes["gpu02"]
     ends = [["name", "eth1", "netns", str(node.pid)] for node in (first, second)]
     called(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]])

@@ -124,7 +124,10 @@ def test_a_machine_that_cannot_be_reached_is_not_waited_for(ssh: Any, ssh_nodes:
 
 @pytest.mark.parametrize("absent", ["gpu01", "gpu02,gpu03"])
 def test_too_few_machines_can_be_reached(ssh: Any, ssh_nodes: SshNodes, network: Network, absent: str) -> None:
-    """All meet at the first one, so there is no run without it."""
+    """All meet at the first one, so there is no run without it.
+
+    It takes more than 10 s: machines that are checked wait for 10 s for those that do not come.
+    """
     ssh.script(UP)
     for name in absent.split(","):
         ssh_nodes.lock_out(name)
