@@ -225,6 +225,7 @@ def _assert_a_job_of_its_own(lab: Any, slurm: SlurmCluster, outer_job: str) -> N
 
 @BOTH
 def test_a_rank_submits_a_job_of_its_own(lab: Any, slurm: SlurmCluster, launcher: str) -> None:
+    """It takes more than 10 s on a slow machine: two jobs, of which one submits the other."""
     lab.script(OUTER, "outer.py")
     lab.script(INNER, "inner.py")
     done = lab("run", "outer.py", "--on", "lab", "--gpus-per-node", "3", "--launcher", launcher, OF_THE_USER="kept")
@@ -233,7 +234,10 @@ def test_a_rank_submits_a_job_of_its_own(lab: Any, slurm: SlurmCluster, launcher
 
 
 def test_a_rank_on_this_machine_submits_a_job(lab: Any, slurm: SlurmCluster) -> None:
-    """Its ranks meet on the loopback; those of the job must not."""
+    """Its ranks meet on the loopback; those of the job must not.
+
+    It takes more than 10 s on a slow machine: a run here, and the job that it submits.
+    """
     lab.script(OUTER, "outer.py")
     lab.script(INNER, "inner.py")
     done = lab("run", "outer.py", OF_THE_USER="kept")
@@ -242,6 +246,7 @@ def test_a_rank_on_this_machine_submits_a_job(lab: Any, slurm: SlurmCluster) -> 
 
 
 def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s on a slow machine: a job runs the command twice, and submits another job."""
     lab.script(INNER, "inner.py")
     lab.script(INNER, "around.py")
     own = "env -u SLURM_JOB_ID allranks run inner.py --on lab --nodes 2 --detach"
@@ -279,6 +284,7 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
 
 
 def test_the_end_is_known_when_slurm_has_forgotten_it(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s on a slow machine: two jobs run, and then slurmctld starts again."""
     lab.script("import sys\nprint('up')\nsys.exit(7)\n")
     for launcher in ("torchrun", "direct"):
         lab("run", "train.py", "--on", "lab", "--launcher", launcher, "--detach")

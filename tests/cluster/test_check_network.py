@@ -65,7 +65,10 @@ def test_nothing_is_wrong_between_healthy_machines(ssh: Any, network: Network) -
 
 
 def test_each_fault_is_found_on_its_machine(ssh: Any, mended: Network, undo: Undo, drop: Any) -> None:
-    """A wrong clock and its own name, as Debian has it, on gpu02; a firewall on gpu03; two wrong settings on gpu04."""
+    """A wrong clock and its own name, as Debian has it, on gpu02; a firewall on gpu03; two wrong settings on gpu04.
+
+    It takes more than 10 s: the first machine waits for 10 s for those that cannot reach it.
+    """
     need("wrong clock", missing_commands({"faketime": "faketime"}))
     library = called(["sh", "-c", "dirname /usr/lib/*/faketime/libfaketime.so.1"]).strip()
     clock = f'if [ "$(hostname)" = gpu02 ]; then {WRONG.format(library=library)}; fi'
@@ -108,6 +111,7 @@ def test_a_port_that_is_in_use(ssh: Any, network: Network) -> None:
 
 
 def test_a_first_machine_that_lets_nobody_in(ssh: Any, drop: Any) -> None:
+    """It takes more than 10 s: the first machine waits for 10 s for the others."""
     drop("gpu01", "input", "tcp dport 29714")
     assert bad(check(ssh, *FOUR, "--master-port", "29714")) == {
         ("reach", "gpu01"): ("FAIL", "none of 3 other nodes reaches gpu01 at port 29714: no answer within 5 s")

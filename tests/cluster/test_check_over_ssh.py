@@ -123,6 +123,7 @@ def hung(ssh_nodes: SshNodes) -> Iterator[str]:
 
 
 def test_a_machine_that_hangs(ssh: Any, hung: str) -> None:
+    """It takes more than 10 s: ssh tries for 10 s to reach it."""
     ssh.script("import torch\n")
     done = check(ssh)
     ((key, (grade, what)),) = [item for item in bad(found_by(done)).items() if item[0][0] == "nodes"]
@@ -131,6 +132,7 @@ def test_a_machine_that_hangs(ssh: Any, hung: str) -> None:
 
 
 def test_a_set_up_that_fails_on_one_machine_is_quoted(ssh: Any) -> None:
+    """It takes more than 10 s: the first machine waits for 10 s for the one that does not come."""
     ssh.script("import torch\n")
     found = bad(found_by(check(ssh, set_up=(only("gpu02", "module load cuda/99"),))))
     assert [*found] == [("nodes", "gpu02")]

@@ -35,7 +35,10 @@ WAITS = {
 
 
 def test_why_a_job_waits_and_how_it_is_cancelled(grid_engine_lab: Any, grid_engine: GridEngineCluster) -> None:
-    """Grid Engine keeps no record of a job that was deleted before it started."""
+    """Grid Engine keeps no record of a job that was deleted before it started.
+
+    It takes more than 10 s on a slow machine: Grid Engine has to say of each of four jobs why it waits.
+    """
     grid_engine_lab.script(UP)
     runs = {}
     for name, (asked, *_) in WAITS.items():
@@ -67,7 +70,10 @@ def test_a_refused_job_is_told_in_words(grid_engine_lab: Any) -> None:
 
 
 def test_other_parallel_environments(grid_engine_lab: Any, grid_engine: GridEngineCluster) -> None:
-    """One slot on each host, which the script may take itself; and one that puts both nodes on one host."""
+    """One slot on each host, which the script may take itself; and one that puts both nodes on one host.
+
+    It takes more than 10 s on a slow machine: Grid Engine runs three jobs.
+    """
     grid_engine_lab.script(PLACES)
     slots = {"one": 1, "first": 1, "smp": 4}
     runs = {
@@ -133,6 +139,7 @@ def test_a_node_that_dies_costs_an_attempt(grid_engine_lab: Any, grid_engine: Gr
 def test_a_shell_and_what_is_run_in_it(
     grid_engine_lab: Any, grid_engine: GridEngineCluster, terminals: list[Terminal]
 ) -> None:
+    """It takes more than 10 s on a slow machine: two shells on two nodes, and a run in one of them."""
     grid_engine_lab.env.update(SHELL="/bin/sh", PS1="ready> ")
     grid_engine_lab.script(PLACES)
     words = ("sh", "-c", "echo \"$NHOSTS hosts\" 'a b'; pwd; exit 4")

@@ -122,6 +122,7 @@ def test_a_machine_that_was_started_anew_is_reached(nodes: SshNodes, network: Ne
 
 
 def test_a_connection_to_a_machine_that_is_gone_is_not_used_twice(nodes: SshNodes, network: Network) -> None:
+    """It takes more than 10 s on a slow machine: the one that is gone has 8 s to answer."""
     hosts_say(nodes)
     network.cut("gpu02")
     one, two = hosts_say(nodes, seconds=8.0)  # Room for the first to answer.

@@ -49,7 +49,7 @@ SHAPES = {
 @pytest.mark.smoke
 @on(*SHAPES)
 def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
-    """It takes more than 10 s on a slow machine: schedulers run four jobs, on up to four nodes."""
+    """It takes more than 10 s on a slow machine: schedulers run up to four jobs."""
     site.lab.script(PLACES)
     runs = [
         (site.start(f"{name}-{len(counts)}", "train.py", counts, "--launcher", name), counts)
@@ -177,6 +177,7 @@ elsewhere() if os.environ["RANK"] == "3" else time.sleep(1000)
 
 @on("slurm", "pbs", "grid_engine")
 def test_where_ranks_of_all_nodes_stand(site: Site) -> None:
+    """It takes more than 10 s on a slow machine: a scheduler starts and cancels a job on two nodes."""
     script = site.lab.script(STANDS, "stands.py")
     run = site.start("stands", "stands.py", [2, 2]).wait_for_ranks(4)
     done = site.lab("stacks", run.folder.name)
@@ -291,7 +292,10 @@ while not os.path.exists("go"):
 
 @on("slurm", "pbs", "grid_engine", "ssh", "pdsh")
 def test_names_and_secrets_reach_the_ranks_unaltered(site: Site) -> None:
-    """In a directory of any name; the secret is in no command line, and in files only as long as the ranks start."""
+    """In a directory of any name; the secret is in no command line, and in files only as long as the ranks start.
+
+    It takes more than 10 s on a slow machine: two jobs on two nodes.
+    """
     folder = _moved(site.lab, HOSTILE)
     site.lab.script(GIVEN, "my train.py")
     site.lab.job(
@@ -325,6 +329,7 @@ def _moved(lab: Any, name: str) -> Path:
 
 @on("slurm", "pbs", "grid_engine")
 def test_a_detached_run_is_followed_while_it_runs(site: Site) -> None:
+    """It takes more than 10 s on a slow machine: two jobs on two nodes, and eight commands."""
     site.lab.script(GOES)
     flags = ("--on", "lab", "--nodes", "2", site.ranks_flag, "1", "--detach")
     runs = []

@@ -136,7 +136,10 @@ def test_a_batch_job_of_ones_own(lab: Any, pbs: PbsCluster) -> None:
 
 
 def test_a_shell_of_torque(torque_lab: Any, torque: StandInPbs, terminals: list[Terminal]) -> None:
-    """It starts at home, with the PATH of a login."""
+    """It starts at home, with the PATH of a login.
+
+    It takes more than 10 s on a slow machine: a shell on two nodes, and a run in it.
+    """
     torque_lab.script(PLACES)
     refused = torque_lab("shell", "--on", "lab", "--", "hostname")
     assert (refused.rc, refused.stderr) == (

@@ -102,6 +102,7 @@ def test_cancel(slurm: SlurmCluster, work: Path) -> None:
 
 
 def test_requeue(slurm: SlurmCluster, work: Path) -> None:
+    """It takes more than 10 s: a requeued job waits 11 s."""
     path = script(work, "#!/bin/sh\necho attempt ${SLURM_RESTART_COUNT:-0}\n[ $SLURM_RESTART_COUNT ] || sleep 60\n")
     job = slurm.sbatch("--requeue", "--open-mode=append", "--output=out", path, folder=work)
     slurm.wait_until("the first attempt", lambda: said(work / "out", "attempt 0"))
@@ -131,6 +132,7 @@ def test_warning_ahead_of_the_end(slurm: SlurmCluster, work: Path) -> None:
 
 
 def test_dead_node(slurm: SlurmCluster, work: Path) -> None:
+    """It takes more than 10 s on a slow machine: Slurm waits for 8 s for a node that is silent."""
     wanted = ["--nodes=2", "--nodelist=node03,node04", "--no-requeue", "--output=out"]
     job = slurm.sbatch(*wanted, "--wrap=srun sh -c 'hostname; sleep 60'", folder=work)
     slurm.wait_until("both tasks", lambda: said(work / "out", "node03") and said(work / "out", "node04"))
