@@ -22,6 +22,7 @@ def checked(lab: Any, *flags: str) -> tuple[int, dict[str, list[dict[str, str]]]
 
 
 def test_a_healthy_cluster(pbs_lab: Any, pbs: PbsCluster) -> None:
+    """It takes more than 10 s on a slow machine: a job inspects four nodes."""
     code, found = checked(pbs_lab, "--nodes", "4")
     bad = [finding for each in found.values() for finding in each if finding["grade"] in ("WARN", "FAIL")]
     assert (code, bad) == (0, [])

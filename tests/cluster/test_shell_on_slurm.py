@@ -80,8 +80,8 @@ def test_a_window_that_is_closed_gives_the_nodes_back(lab: Any, slurm: SlurmClus
     terminals.append(terminal)
     terminal.read_until("ready> ")
     # An interactive shell ignores SIGTERM: Slurm would kill it after the site's KillWait, 30 s.
-    terminal.type("trap exit TERM; echo then ends\n")
-    terminal.read_until(r"\nthen ends\r\n")
+    terminal.type("exec sh -c 'echo now waiting; sleep 1000'\n")
+    terminal.read_until(r"\nnow waiting\r\n")
     terminal.close()
     slurm.wait_until("the nodes to be given back", lambda: not queue(slurm))
 
