@@ -79,6 +79,7 @@ def _compare(their, our, run, start):
 
 
 def test_torch_is_imported_once_for_all_ranks(allranks, watch):
+    """It takes more than 10 s on a slow machine: the agent imports torch."""
     imports, env = count_imports(allranks)
     allranks.script("import os, torch\nprint(os.getpid(), torch.ones(1).item())\n")
     assert allranks("run", "train.py", "--nproc-per-node", "3", **env).rc == 0
@@ -88,6 +89,7 @@ def test_torch_is_imported_once_for_all_ranks(allranks, watch):
 
 
 def test_what_an_optimizer_imports_is_imported_once_on_a_machine_without_a_gpu(allranks):
+    """It takes more than 10 s on a slow machine: the agent imports torch, and what an optimizer needs."""
     allranks.script("import sys\nfrom torch import optim\nprint('torch._dynamo' in sys.modules)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     is_shared = not any(device.exists() for device in fork_policy._GPU_DEVICES)
@@ -117,6 +119,7 @@ def test_an_import_that_leaves_a_thread_makes_ranks_plain(allranks, watch):
 
 
 def test_a_script_that_sets_threads_before_torch_gets_its_way(allranks, watch):
+    """It takes more than 10 s on a slow machine: the agent and the rank import torch."""
     text = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())\n"
     allranks.script(text)
     assert allranks("run", "train.py", OMP_NUM_THREADS="2").stdout == "[0] 1\n"

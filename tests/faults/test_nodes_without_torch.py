@@ -83,7 +83,10 @@ def test_no_node_imports_torch_for_ranks_that_need_none_and_are_restarted(run: B
 
 
 def test_programs_that_ranks_start_form_a_group_and_only_node_0_imports_torch_for_it(run: ByHand) -> None:
-    """torch is imported since the first generation, in which ranks have connected and failed."""
+    """torch is imported since the first generation, in which ranks have connected and failed.
+
+    It takes more than 10 s on a slow machine: the agent of node 0 imports torch, and so do both programs.
+    """
     run.orders(STARTS_A_CHILD, max_restarts=1)
     (run.folder / "child.py").write_text(CHILD)
     imports, env = count_imports(run)

@@ -86,6 +86,7 @@ def test_the_ranks_meet_in_a_folder_with_any_name(allranks, weird_tmp_path: Path
 
 @pytest.mark.parametrize("flag", ["--launcher=legacy", "--no-agent"])
 def test_a_rank_that_fails(allranks, watch, flag: str):
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch."""
     allranks.script(f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no data')\n{UP}")
     done = allranks("run", "train.py", *RANKS, flag)
     module, name = "launch" if "legacy" in flag else "run", allranks.run().name

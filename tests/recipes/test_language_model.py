@@ -238,6 +238,7 @@ def test_schedule_and_operations_are_those_of_their_sources(recipe):
     ],
 )
 def test_wrong_arguments_and_missing_data_are_named(warm_ranks, tmp_path, args, text):
+    """The first one takes more than 10 s on a slow machine: torch is imported for all of them."""
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "empty").mkdir()
     done = warm_ranks.run_ranks(RECIPE / "train.py", args, tmp_path, 2, CUDA_VISIBLE_DEVICES="")

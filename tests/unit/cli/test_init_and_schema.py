@@ -60,6 +60,7 @@ def git(folder: Path, *args: str) -> str:
 
 
 def test_git_sees_nothing_of_what_a_run_leaves(allranks):
+    """It takes more than 10 s on a slow machine: the agent of a training imports torch."""
     git(allranks.folder, "init", "-q")
     result = allranks("init", "project")
     project = allranks.folder / "project"

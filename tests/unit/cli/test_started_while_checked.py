@@ -96,6 +96,7 @@ def test_the_agent_of_a_launcher_that_is_gone_ends(
 
 @pytest.mark.parametrize("flags", [("--detach",), ("--no-agent",), ()], ids=["detached", "no agent", "set-up"])
 def test_nothing_runs_while_checks_do(flags: tuple[str, ...], allranks: Any, gate: Path) -> None:
+    """It takes more than 10 s on a slow machine: without allranks' agent, torchrun imports torch."""
     job(allranks, "" if flags else "environment: {setup: touch was-set-up}\n")
     process = allranks.popen("run", *flags)
     run = wait_for("a run", lambda: allranks.runs() and allranks.runs()[0])
