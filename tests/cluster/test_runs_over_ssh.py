@@ -90,7 +90,10 @@ def test_a_launcher_that_is_killed_ends_nothing(ssh: Any, network: Network) -> N
 
 
 def test_a_launcher_that_is_killed_while_it_starts_the_agents(ssh: Any, network: Network) -> None:
-    """It has not written down which processes they are."""
+    """It has not written down which processes they are.
+
+    It takes more than 10 s on a slow machine: two nodes are reached four times.
+    """
     ssh.script(UP)
     ssh.job(
         "script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 600']}\n"

@@ -105,6 +105,7 @@ def test_a_rank_that_fails(allranks, watch, flag: str):
 
 
 def test_a_rank_that_fails_without_a_word_is_told_by_torchrun(allranks):
+    """It takes more than 10 s on a slow machine: torchrun and its two ranks import torch."""
     allranks.script(f"import os\nif os.environ['RANK'] == '1':\n    os._exit(7)\n{UP}")
     done = allranks("run", "train.py", *RANKS, "--no-agent")
     assert done.rc == 1
