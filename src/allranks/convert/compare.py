@@ -144,9 +144,10 @@ def compare(
         found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
         return Verification(len(old), (), tuple(found.differences))
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
-    found.ranks(one, other)
     moved = found.note(("changed", "not taken over"), "cd ")
-    before_it = found.note(("not taken over",), "it stood before the launcher")
+    is_before = any(each["kind"] == "binary" for each in old)
+    before_it = found.note(("not taken over",), "it stood before the launcher") if is_before else ""
+    found.ranks(one, other, before_it)
     found.each("working directory", one, other, lambda each: each["cwd"], moved)
     found.each("interpreter", one, other, _interpreter, before_it or found.interpreter(one[0], other[0]))
     found.each(
@@ -216,21 +217,15 @@ class _Comparison:
         else:
             self.differ(f"{what} of rank {wrong[0]}", wrong[1], wrong[2], why)
 
-    def ranks(self, old: Sequence[Record], new: Sequence[Record]) -> None:
-        """Compare how many ranks there are, on which hosts, and their numbers."""
+    def ranks(self, old: Sequence[Record], new: Sequence[Record], before_it: str) -> None:
+        """Compare how many ranks there are, on which hosts, and their numbers; ``before_it``: why others may start."""
         one, other = (sorted((*_numbers(each), each["host"]) for each in side) for side in (old, new))
         if one == other:
             self.equal.append("rank, local rank, world size and host")
         else:
             why = next((each.what for each in self.draft.notes if _FAULT_OF_RANKS.match(each.what)), "")
-            lost = (
-                "not known here",
-                "number of nodes",
-                "machines are not",
-                "if it starts ranks by itself",
-                "it stood before",
-            )
-            why = why or self.note(("not taken over",), *lost, "this machine", "the loop over")
+            lost = ("not known here", "number of nodes", "machines are not", "if it starts ranks by itself")
+            why = why or self.note(("not taken over",), *lost, "this machine", "the loop over") or before_it
             self.differ("ranks", _of_ranks(one), _of_ranks(other), why)
         meeting = [
             {f"{each['env'].get('MASTER_ADDR')}:{each['env'].get('MASTER_PORT')}" for each in side}

@@ -38,7 +38,7 @@ _COMMANDS, _WORDS = 3000, 2000
 _FILES = 20
 _CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
 #: A backslash before an empty line or at the very end: bash ends the command there, and the grammar does not.
-_LAST_BACKSLASH = re.compile(rb"\\(?=\n?\Z)|(?<!\\)\\(?=\n[ \t]*\n)")
+_LAST_BACKSLASH = re.compile(rb"(?<!\\)\\(?=\n?\Z|\n[ \t]*\n)")
 _END_OF_LINE = re.compile(rb"(?<!\\)\n")
 #: The depth of the statements of a script and of functions and branches in it, roughly.
 _TOP = 12
@@ -187,6 +187,10 @@ class Walker(ControlFlow):
                 last = place
         return last
 
+    def _test(self, node: Node, context: Context) -> None:
+        self.script.tests.append(self._span(node))
+        self._expansions(node, context)
+
     def _check_name(self, node: Node) -> None:
         """Note the end of a statement that has no beginning: our parser takes ``done`` and ``fi`` for programs."""
         if self._depth <= _TOP and self._piece.data[node.start_byte : node.end_byte] in _ENDS:
@@ -333,5 +337,5 @@ _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
     "while_statement": Walker._loop,
     "function_definition": Walker._function,
     "subshell": Walker._subshell,
-    "test_command": Walker._expansions,
+    "test_command": Walker._test,
 }

@@ -138,22 +138,22 @@ _ACCELERATE_PARTS = {
         override-linear-precision pad-inner-dim
     """,
     "fsdp": """
-        activation-checkpointing activation-checkpointing-offload auto-wrap-policy backward-prefetch backward-
-        prefetch-policy cpu-ram-efficient-loading forward-prefetch min-num-params offload-params reshard-after-
-        forward sharding-strategy state-dict-type sync-module-states transformer-layer-cls-to-wrap use-orig-params
-        version
+        activation-checkpointing activation-checkpointing-offload auto-wrap-policy backward-prefetch
+        backward-prefetch-policy cpu-ram-efficient-loading forward-prefetch min-num-params offload-params
+        reshard-after-forward sharding-strategy state-dict-type sync-module-states transformer-layer-cls-to-wrap
+        use-orig-params version
     """,
     "megatron-lm": """
         attention-backend attention-dropout attention-softmax-in-fp32 calculate-per-token-loss context-parallel-size
         decoder-last-pipeline-num-layers eod-mask-loss expert-model-parallel-size expert-tensor-parallel-size
         gradient-clipping hidden-dropout no-load-optim no-save-optim num-micro-batches optimizer-cpu-offload
         overlap-cpu-optimizer-d2h-h2d pp-degree recompute-activations recompute-granularity recompute-method
-        recompute-num-layers sequence-parallelism tp-degree use-custom-fsdp use-distributed-optimizer use-precision-
-        aware-optimizer use-rotary-position-embeddings
+        recompute-num-layers sequence-parallelism tp-degree use-custom-fsdp use-distributed-optimizer
+        use-precision-aware-optimizer use-rotary-position-embeddings
     """,
     "parallelism-config": """
-        cp-backend cp-comm-strategy cp-size dp-replicate-size dp-shard-size sp-attn-implementation sp-backend sp-
-        seq-length sp-seq-length-is-variable sp-size tp-size
+        cp-backend cp-comm-strategy cp-size dp-replicate-size dp-shard-size sp-attn-implementation sp-backend
+        sp-seq-length sp-seq-length-is-variable sp-size tp-size
     """,
 }
 #: accelerate/commands/launch.py of Accelerate 0.17 to 1.15.
@@ -270,7 +270,9 @@ def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
         if value is None and name in syntax.valued and position < len(words):
             value = words[position]
             position += 1
-        if syntax is _MPIRUN and value is None and position < len(words):
+        if syntax is _MPIRUN and name in _SETTING and value is not None:
+            name = "-x"  # --env=NAME=VALUE
+        elif syntax is _MPIRUN and value is None and position < len(words):
             if name == "-x" or (name in _SETTING and "=" in words[position].prefix):
                 name, value, position = "-x", words[position], position + 1
             elif name in _PAIRS and position + 1 < len(words):

@@ -97,8 +97,8 @@ def unwrap(walker: Walker, command: Command) -> None:
         _submission(walker, command)
     elif not name and command.args and not _loose(walker, command):
         _python(walker, command)  # $PYTHON -m torch.distributed.run …
-    elif name not in LAUNCHERS and _starter(command) in _TAKE_VARIABLES:
-        _loose(walker, command)  # A program that is not known: mpiexec ./set_gpu python train.py
+    elif _starter(command) in _TAKE_VARIABLES and name not in LAUNCHERS and name and "/" in command.words[0].prefix:
+        _loose(walker, command)  # A program of the user: mpiexec ./set_gpu python train.py
 
 
 def _resolved(walker: Walker, command: Command) -> Command:

@@ -170,7 +170,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "pbs": f"{PBS.replace('select=2', 'select=1')}torchrun --standalone --nproc-per-node=4 train.py\n",
     "pbs and mpiexec": f"{PBS}HEAD=$(head -n1 $PBS_NODEFILE)\nmpiexec -n 2 --ppn 1 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
     "pbs and ranks of mpirun": f"{PBS}mpirun -np 8 --map-by ppr:4:node python train.py\n",
-    "pbs and ranks of mpiexec on Cray": f"{PBS}mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth --env NCCL_DEBUG=INFO python train.py\n",
+    "pbs and ranks of mpiexec on Cray": f"{PBS}mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth --env NCCL_DEBUG=INFO --env=A=1 python train.py\n",
     "pbs and ranks of Hydra": f"{PBS}mpirun -n 8 -ppn 4 -genv NCCL_DEBUG INFO -env A=1 python train.py\n",
     "an option of mpirun with one dash": "mpirun -np 2 -output-filename logs/out python train.py\n",
     "accelerate whose nodes are numbered when they meet": f'{SLURM}export {HEAD}LAUNCH="accelerate launch --num_processes 8 --num_machines 2 --rdzv_backend c10d --machine_rank $SLURM_NODEID --main_process_ip $MASTER_ADDR --main_process_port 29500"\nsrun $LAUNCH train.py\n',

@@ -333,6 +333,11 @@ def test_a_launcher_behind_options_that_are_not_known_is_found(starter: str, nam
     assert launch.tasks is None or starter.startswith("mpiexec")
 
 
+@pytest.mark.parametrize("line", ["srun which python", "srun echo python train.py", "bash set_gpu.sh python train.py"])
+def test_a_word_that_names_python_starts_none(line: str) -> None:
+    assert read_scripts("job.sh", f"{line}\n".encode())[0].launches == []
+
+
 def test_an_option_of_a_plugin_of_the_site_may_be_known_to_sbatch() -> None:
     head = "#!/bin/bash\n#SBATCH --time=1:00:00 --image=nersc/pytorch --module=gpu --quotatype=auto --framework=torch\n"
     assert [

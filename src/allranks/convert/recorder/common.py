@@ -58,7 +58,9 @@ def options(name: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]
         if key in ("--mca", "-mca", "--gmca", "--prtemca"):
             del words[:2]
         elif key.strip("-") in ("genv", "env", "x") and name.startswith(("mpi", "orte")):
-            count = 1 if key == "-x" or "=" in words[0] else 2  # NAME=VALUE, or NAME VALUE.
+            if equals and key != "-x":
+                words.insert(0, value)  # --env=NAME=VALUE
+            count = 1 if key == "-x" or "=" in "".join(words[:1]) else 2  # NAME=VALUE, or NAME VALUE.
             given["-x"] = given.get("-x", "") + "=".join(words[:count]) + "\n"
             del words[:count]
         else:

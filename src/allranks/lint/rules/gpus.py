@@ -41,12 +41,12 @@ def _shown(view: View, launch: Launch) -> Assignment | None:
     return next(reversed(before + own), None)
 
 
-def _visible(view: View, launch: Launch) -> tuple[int, str]:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves to a launcher, and its text; 0 if it has no numbers of them."""
+def _visible(view: View, launch: Launch) -> tuple[list[int], str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to a launcher, and its text; none if it has no numbers."""
     shown = _shown(view, launch)
     text = (shown and shown.value) or ""
     devices = [device for device in text.split(",") if device]
-    return len(devices) if all(device.isdecimal() for device in devices) else 0, text
+    return [int(device) for device in devices] if all(device.isdecimal() for device in devices) else [], text
 
 
 @fatal(
@@ -57,9 +57,9 @@ def _visible(view: View, launch: Launch) -> tuple[int, str]:
 )
 def _fewer_visible(view: View) -> Iterator[Found]:
     for launch in view.launches:
-        gpus, devices = _visible(view, launch)
-        if launch.nproc and 0 < gpus < launch.nproc and launch.name != "deepspeed":  # Its rule is the next one.
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus, "devices": devices})
+        visible, devices = _visible(view, launch)
+        if launch.nproc and 0 < len(visible) < launch.nproc and launch.name != "deepspeed":  # Its rule is AR123.
+            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": len(visible), "devices": devices})
 
 
 @likely(
@@ -71,11 +71,12 @@ def _fewer_visible(view: View) -> Iterator[Found]:
 def _no_such_device(view: View) -> Iterator[Found]:
     given = view.script.options("gres", "gpus-per-node", "gpus")
     for launch in view.launches if given and not view.script.options("exclusive") else ():
-        shown, (number, devices) = _shown(view, launch), _visible(view, launch)
-        gpus = view.resources.gpus or 0
-        if shown and number and gpus and any(int(device) >= gpus for device in devices.split(",") if device):
-            first = [int(device) < gpus for device in devices.split(",")].index(False)
-            yield Found(shown.at, {"gpus": gpus, "devices": devices, "left": f"the first {first}" if first else "none"})
+        shown, (visible, devices) = _shown(view, launch), _visible(view, launch)
+        gpus = view.resources.gpus
+        first = next((at for at, device in enumerate(visible) if gpus and device >= gpus), None)
+        if shown and first is not None:
+            left = f"the first {first}" if first else "none"
+            yield Found(shown.at, {"gpus": gpus, "devices": devices, "left": left})
 
 
 @likely(
@@ -121,9 +122,9 @@ def _counts(view: View) -> Iterator[Found]:
 )
 def _more_visible(view: View) -> Iterator[Found]:
     for launch in view.torchrun:
-        gpus, devices = _visible(view, launch)
-        if launch.nproc and gpus > launch.nproc:
-            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus, "devices": devices})
+        visible, devices = _visible(view, launch)
+        if launch.nproc and len(visible) > launch.nproc:
+            yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": len(visible), "devices": devices})
 
 
 def _gpus(view: View, launch: Launch) -> int | None:

@@ -24,16 +24,8 @@ _ONE_VARIABLE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 _OF_FILES = ("cd", "source", ".", "mkdir", "conda", "mamba", "micromamba")
 #: A backslash, a blank and a comment in a text of several lines, which the shell keeps all.
 _CUT_IN_TEXT = re.compile(rb"^[^#\n]*[^\\#\n]\\(?=[ \t]+#)", re.MULTILINE)
-#: ``[ -z "$1"]``: the last word of a test with its bracket.
-_CLOSED = re.compile(
-    rb"(?:^|[;&|]|\b(?:if|elif|while|until)\s)[ \t]*\[ +(?:! +)?"
-    rb"(?:-[a-z] +[^][\s]*[^][\s]|[^][\s]+ +(?:==?|!=|-[a-z]{2}) +[^][\s]*[^][\s])(\])[ \t]*(?:$|;|&&|\|\|)",
-    re.MULTILINE,
-)
 #: ``[ -z "1" ]``: a word that is not empty, with no variable in it.
-_CONSTANT = re.compile(
-    rb"(?:^|[;&|]|\b(?:if|elif|while|until)\s)[ \t]*\[\[? +(?:! +)?-[nz] +(\"?\w+\"?|'\w+')[ \t]+\]", re.MULTILINE
-)
+_CONSTANT = re.compile(rb"\[\[?\s+(?:!\s+)?-[nz]\s+(\"?\w+\"?|'\w+')\s+\]")
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -257,8 +249,10 @@ def _typographic(view: View) -> Iterator[Found]:
     source="test(1)",
 )
 def _joined_bracket(view: View) -> Iterator[Found]:
-    for match in _CLOSED.finditer(view.script.text.data):
-        yield Found(match.start(1), {}, (Edit(match.start(1), match.start(1), b" "),))
+    for start, end in view.script.tests:
+        text = view.script.text.data[start:end]
+        if text.startswith(b"[ ") and not text[-2:-1].isspace():
+            yield Found(end - 1, {}, (Edit(end - 1, end - 1, b" "),))
 
 
 @likely(
@@ -268,9 +262,10 @@ def _joined_bracket(view: View) -> Iterator[Found]:
     source="test(1)",
 )
 def _constant_test(view: View) -> Iterator[Found]:
-    for match in _CONSTANT.finditer(view.script.text.data):
-        word = match[1].decode()
-        yield Found(match.start(1), {"word": word, "name": word.strip("\"'")})
+    for start, _ in view.script.tests:
+        if match := _CONSTANT.match(view.script.text.data, start):
+            word = match[1].decode()
+            yield Found(match.start(1), {"word": word, "name": word.strip("\"'")})
 
 
 @fatal(
