@@ -216,7 +216,7 @@ VERDICTS = {
     "no module": ("import-missing", "certain", "never"),
     "no file": ("file-not-found", "certain", "after a change"),
     "syntax": ("syntax-error", "certain", "never"),
-    "in a library": ("data-damaged", "likely", "after a change"),
+    "in a library": OF_A_LIBRARY,
     "assertion": ("script-exception", "likely", "never"),  # Of what it checks, its message alone tells.
     "bare assertion": ("script-exception", "likely", "never"),
     "several lines": OF_A_LIBRARY,

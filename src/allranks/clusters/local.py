@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Probe, ProbeResult, Request, Started
-from allranks.clusters.local_agent import ChildAgent, await_end, end_marked, identify, is_alive, send
+from allranks.clusters.local_agent import ChildAgent, await_end, end_marked, identify, is_alive, send, this_host
 from allranks.errors import LaunchError
 from allranks.runs import agents
 from allranks.runs.status import Handle, State, Status
@@ -95,7 +94,7 @@ class LocalCluster(ClusterKind):
         reported = agents.reported_by(_folder(run))
         if reported.state.is_final:
             return reported
-        if (host := _host(run)) != os.uname().nodename:
+        if (host := _host(run)) != this_host():
             age = agents.heartbeat_age(_folder(run))
             if age is not None and age < agents.HEARTBEAT_IS_OLD:
                 return reported
@@ -112,7 +111,7 @@ class LocalCluster(ClusterKind):
     def cancel(self, run: Run) -> None:
         """End a run of this machine and wait until nothing of it is left."""
         host, handle = _host(run), _find_agent(run)
-        if host != os.uname().nodename:
+        if host != this_host():
             raise LaunchError(f"{run.record.id} runs on {host}", fix=f"ssh {host}, and cancel it there")
         patience = run.record.stop_timeout + _KILL_PATIENCE
         if is_alive(handle):
@@ -191,7 +190,7 @@ def _host(run: Run) -> str:
 def _find_agent(run: Run) -> Handle:
     """Return the handle on record or, where a launcher ended before it could write one, that of the agent we find."""
     handle = run.record.handle
-    if handle.pid is None and _host(run) == os.uname().nodename:
+    if handle.pid is None and _host(run) == this_host():
         pid = agents.agent_pid(_folder(run))
         if pid in processes.marked(contract.RUN_DIR, str(run.folder)):
             return identify(pid)

@@ -27,10 +27,15 @@ _POLL_SECONDS = 0.02
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+def this_host() -> str:
+    """Return the name of this machine: socket.gethostname(), without its module, which each status would import."""
+    return os.uname().nodename
+
+
 def identify(pid: int) -> Handle:
     """Return a handle that names the process ``pid`` of this machine and no later one."""
     boot = {"boot": processes.boot_id()}
-    return Handle(host=os.uname().nodename, pid=pid, started=processes.started(pid), extra=boot)
+    return Handle(host=this_host(), pid=pid, started=processes.started(pid), extra=boot)
 
 
 def is_alive(handle: Handle) -> bool:

@@ -114,9 +114,9 @@ def _completed(log: Log, at: int, text: str) -> str:
     if (indented := _INDENTED.match(text)) and (frame := _frame_above(log, at)):
         is_outside = len(frame) - len(frame.lstrip()) > len(indented[1])
         return indented[2] if is_outside else text
-    is_last = all(not log.texts[number].strip() for number in range(at + 1, len(log.texts)))
-    if is_last and (raised := _RAISE.match(text)):
-        return f"{raised[1]}: {raised[2]}"
+    raised = _RAISE.match(text)
+    if raised and not any(log.texts[number].strip() for number in range(at + 1, len(log.texts))):
+        return f"{raised[1]}: {raised[2]}"  # It is the last line.
     return text
 
 

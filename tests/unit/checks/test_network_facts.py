@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from allranks.checks.collect import network
+from allranks.checks.collect import network, peers
 from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.collect.network import opened, port
 from allranks.checks.probe import _BOOTSTRAP, program
@@ -141,7 +141,7 @@ def test_a_name_that_means_nothing() -> None:
 )
 def test_a_stranger_at_the_port(says: bytes | None, kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if says is None:
-        monkeypatch.setattr(network, "ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(network, "PATIENCE", 0.2)
     held: list[socket.socket] = []
 

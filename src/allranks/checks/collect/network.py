@@ -1,15 +1,12 @@
 """The network between nodes: names, interfaces, whether all reach the first one and each other, how far clocks differ.
 
 The first node listens at the port where all are to meet, all others connect to it. Nodes start at different moments, so
-each has patience; when the last one has come, all end together. They exchange lines of text, and first prove that they
-belong to this probe: each shows a half of the request's word that only they know, and not the same half, so that an
-echo proves nothing.
+each has patience; when the last one has come, all end together.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import json
 import os
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from allranks.checks.collect.gather import ProbeRequest
+from allranks.checks.collect.peers import Peer, PeerError, accept, connect, serve, stop
 from allranks.system import processes
 from allranks.system.processes import command_of, text_of
 from allranks.system.routes import interface_to, listen_everywhere, listen_for, local_address
@@ -30,8 +28,6 @@ T = TypeVar("T")
 #: The resolver of the C library waits for 5 s, and then asks again.
 _REVERSE_SECONDS = 3.0
 _INTERFACES = Path("/sys/class/net")
-#: Seconds in which a peer must answer: packets that get no answer are sent again after 1 and 3 s.
-ANSWER_SECONDS = 5.0
 #: Seconds that the first node waits for the next one, and another node for the first to listen.
 PATIENCE = 10.0
 #: Seconds that the first node waits for all of them.
@@ -41,8 +37,6 @@ _PAUSE = 0.05
 _MOST_NODES = 64
 _CLOCK, _BYE, _MESH = "clock", "bye", "mesh"
 _CLOCK_ROUNDS = 5
-_LONGEST_LINE = 1 << 20
-_STRANGER = "another program listens there:"
 
 
 # --- names and interfaces ---
@@ -355,115 +349,3 @@ class _MeshPort:
         with ThreadPoolExecutor(min(_MOST_NODES, len(others)) or 1) as pool:
             found = dict(zip(map(str, others), pool.map(why_not, others.values()), strict=True))
         return {"tried": len(others), "unreached": {other: why for other, why in found.items() if why}}
-
-
-# --- connections between two nodes ---
-
-
-class PeerError(Exception):
-    """Why two nodes cannot connect; ``kind`` is refused, dropped, route, name, stranger, closed or other."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
-class Peer:
-    """One end of a connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._connection.settimeout(ANSWER_SECONDS)
-        self._lines = connection.makefile("r", encoding="utf-8", errors="replace", newline="\n")
-
-    def send(self, text: str) -> None:
-        """Send a line."""
-        self._connection.sendall(f"{text}\n".encode())
-
-    def read(self, seconds: float | None = None) -> str:
-        """Wait for a line, and set another time limit first if one is given; empty: the connection is closed."""
-        if seconds is not None:
-            self._connection.settimeout(seconds)
-        return self._lines.readline(_LONGEST_LINE).strip()
-
-    @property
-    def address(self) -> str:
-        """The address of the other end."""
-        return str(self._connection.getpeername()[0]).removeprefix("::ffff:")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._lines.close()
-        self._connection.close()
-
-
-def connect(address: str, port: int, word: str, node: int) -> Peer:
-    """Connect to a node, and have it prove that it belongs to the same probe.
-
-    Raises:
-        PeerError: why that failed.
-    """
-    try:
-        connection = socket.create_connection((address, port), ANSWER_SECONDS)
-    except OSError as error:
-        raise _why(error) from None
-    if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
-        connection.close()
-        raise _why(ConnectionRefusedError(errno.ECONNREFUSED, ""))
-    peer, middle = Peer(connection), len(word) // 2
-    why = PeerError("closed", "the listener there closes the connection without an answer")
-    try:
-        peer.send(f"{word[:middle]} {node}")
-        if (heard := peer.read()) == word[middle:]:
-            return peer
-        if heard:
-            why = PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
-    except OSError as error:
-        if isinstance(error, TimeoutError):
-            why = PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s")
-    peer.close()
-    raise why
-
-
-def accept(connection: socket.socket, word: str) -> tuple[Peer, int] | None:
-    """Let a peer prove that it belongs to this probe, and prove it to the peer; None for a stranger."""
-    peer, middle = Peer(connection), len(word) // 2
-    with contextlib.suppress(OSError):  # It says nothing, or is gone: a stranger.
-        proof, _, node = peer.read().partition(" ")
-        if proof == word[:middle] and node.isdecimal():
-            peer.send(word[middle:])
-            return peer, int(node)
-    peer.close()
-    return None
-
-
-def serve(listener: socket.socket, each: Callable[[socket.socket], None]) -> None:
-    """Accept connections in a thread, until :func:`stop`; each is handled in a thread of its own."""
-
-    def accept_all() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=each, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept_all, daemon=True).start()
-
-
-def stop(listener: socket.socket) -> None:
-    """Accept no more connections: closing alone would not wake a thread that waits for one."""
-    with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-
-
-def _why(error: OSError) -> PeerError:
-    if isinstance(error, socket.gaierror):
-        return PeerError("name", f"cannot resolve the name: {error.strerror}")
-    if isinstance(error, ConnectionRefusedError):
-        return PeerError("refused", "connection refused")
-    if isinstance(error, TimeoutError):
-        return PeerError("dropped", f"no answer within {ANSWER_SECONDS:g} s")
-    kind = "route" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else "other"
-    return PeerError(kind, os.strerror(error.errno).lower() if error.errno else str(error))

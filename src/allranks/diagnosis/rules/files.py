@@ -184,7 +184,7 @@ RULES = (
         "data-damaged",
         "a file of the data is empty, damaged or of another format",
         r"cannot identify image file|[Ii]mage file is truncated|file signature not found|truncated file: eof",
-        r"\b(?:JSONDecodeError: |ArrowInvalid: (?:JSON parse error|Not a|Parquet m))|!_?src\.empty\(\)",
+        r"\bArrowInvalid: (?:JSON parse error|Not a|Parquet m)|!_?src\.empty\(\)",
         fix="open the file that the dataset reads there; copy or download it again, or leave it out",
         level=Level.GENERAL,
         certain=False,
