@@ -191,9 +191,10 @@ def _unknown_option(view: View) -> Iterator[Found]:
             is_option = name.startswith("--") or name == "-m"
             if not is_option or name in ("--", "--use-env") or " " in given.typed:
                 continue
-            is_short = launch.name != "accelerate" and sum(each.startswith(name) for each in known) == 1
-            if name in known or is_short:
+            if name in known:
                 continue
+            if launch.name != "accelerate" and sum(each.startswith(name) for each in known) == 1:
+                continue  # Its beginning is enough.
             near = ["--module"] if name == "-m" else get_close_matches(name, sorted(known), n=1, cutoff=0.75)
             meant = f"; did you mean {near[0]}?" if near else ""
             launcher = "torchrun" if launch.is_torch else launch.name
