@@ -188,7 +188,7 @@ RULES = (
         fix="open the file that the dataset reads there; copy or download it again, or leave it out",
         level=Level.GENERAL,
         certain=False,
-        source="PIL/Image.py; h5py; json; OpenCV, which reads None from a file that is not there",
+        source="PIL/Image.py; h5py; pyarrow; OpenCV, which reads None from a file that is not there",
     ),
     after_a_change(
         "dataset-empty",
