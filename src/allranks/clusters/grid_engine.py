@@ -260,11 +260,18 @@ def _additions(draft: Draft) -> Additions:
     return Additions(tuple(found), options, log, notes=_notes(draft.request.job))
 
 
+#: qrsh may start a shell before it gives it the terminal. Such a shell stops itself, and nothing continues it.
+_WAIT = "while read -r _ _ _ _ own _ _ front _ </proc/$$/stat; ((front > 0 && front != own)); do sleep .1; done"
+
+
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     for_a_script = re.compile(r"-(?:[ejmMortS]|tc|notify)(?![A-Za-z])")
     options = words_for_shell(job, directives(job, nproc), for_a_script)
+    start = 'export PATH="$0" && exec "$@"'
+    if terminal:
+        start = f"{_WAIT}; {start}"
     path = environ.get("PATH", os.defpath)
-    there = ["/bin/bash", "-c", 'export PATH="$0" && exec "$@"', path, *(words or (environ.get("SHELL") or "bash",))]
+    there = ["/bin/bash", "-c", start, path, *(words or (environ.get("SHELL") or "bash",))]
     return ("qrsh", "-cwd", "-now", "no", "-pty", "y" if terminal else "n", *options, shlex.join(there))
 
 
