@@ -11,12 +11,14 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command. Ctrl-C while it is being imported ends it as it ends any program: without a traceback."""
     gc.disable()  # What is imported stays: looking for garbage in it takes a tenth of the start.
+    gc.set_threshold(50_000)  # Verbs import more, and build what they show.
     try:
         from allranks.cli.main import main as run
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         raise  # The signal is blocked.
+    gc.freeze()
     gc.enable()
     try:
         run()

@@ -8,7 +8,6 @@ output, and then all its ranks move. In a hang at least one rank stays at the sa
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -102,7 +101,7 @@ class HangWatch:
     def _limit(self) -> float:
         if self._timeout is not None:
             return self._timeout
-        usual = statistics.median(self._gaps) if self._gaps else 0.0
+        usual = sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0
         return max(_LEAST_SECONDS, _USUAL_STEPS * usual)
 
     def _note_advance(self, now: float) -> None:

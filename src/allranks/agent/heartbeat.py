@@ -6,7 +6,6 @@ import json
 import math
 import os
 import socket
-import statistics
 import threading
 import time
 import traceback
@@ -109,7 +108,7 @@ class Usage:
             "time": time.time(),
             "memory": memory,
             "cpus": 0.0,
-            "net_queued": round(statistics.mean(self._queued), 3) if self._queued else None,
+            "net_queued": round(sum(self._queued) / len(self._queued), 3) if self._queued else None,
             "workers": workers,
             **rates,
         }

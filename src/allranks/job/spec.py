@@ -6,6 +6,7 @@ source (see ``schema.py``): pydantic reading them here would take 28 ms of every
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -32,6 +33,12 @@ from allranks.job.values import (
     Webhook,
     Words,
 )
+
+#: The plugins of pydantic that a user has installed are for the user's models. To look for them would read the metadata
+#: of all packages, and to load them takes up to a second; so they are off while the models of this module are made.
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+_CHOSEN = os.environ.get(_PLUGINS)
+os.environ[_PLUGINS] = "__all__"
 
 
 class Section(BaseModel):
@@ -328,3 +335,9 @@ class Cluster(Section):
     sync: Sync = Sync()
     checks: Checks = Checks()
     runs: Runs = Runs()
+
+
+if _CHOSEN is None:
+    del os.environ[_PLUGINS]
+else:
+    os.environ[_PLUGINS] = _CHOSEN

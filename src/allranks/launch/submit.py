@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -119,13 +120,14 @@ def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] 
         AllranksError: the plan cannot be made or the directory cannot be written; nothing is left behind.
     """
     plan = dry_run(launch, kind)  # What cannot work is refused before anything is created.
+    earlier = Path(os.path.realpath(launch.runs_folder / contract.LATEST))
     run_dir = record.reserve(launch.runs_folder, name_of(launch.job), group_readable=plan.group_readable)
     try:
         if plan.run_dir != str(run_dir):  # Another command took that id in between.
             plan = _plan(launch, kind, run_dir)
         run = _record(run_dir, plan)
         on_record(run)
-        _write(run_dir, plan, launch.job_text)
+        _write(run_dir, plan, launch.job_text, earlier)
         if launch.node_rank is None or plan.nnodes == 1:
             own = secrets.token_bytes(KEY_BYTES)
         else:
@@ -334,7 +336,17 @@ def _record(run_dir: Path, plan: Plan) -> Run:
     return Run(run_dir, first)
 
 
-def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
+def _has_access(file: Path, run_dir: Path, mode: int) -> bool:
+    """Return whether the same users may read and write a file as one of this mode in a run's directory."""
+    try:
+        found, wanted = file.stat(), run_dir.stat()
+    except OSError:
+        return False
+    return (found.st_uid, found.st_gid, found.st_mode & 0o777) == (wanted.st_uid, wanted.st_gid, mode)
+
+
+def _write(run_dir: Path, plan: Plan, job_text: str, earlier: Path) -> None:
+    """Write what the nodes of a run read; ``earlier`` is the directory of the run before, if there is one."""
     mode = plan.file_mode
     try:
         text = next((file.text for file in plan.files if file.path == contract.BATCH_SPEC), None)
@@ -343,7 +355,9 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
         notifies = any(file.path == contract.NOTIFY_FILE for file in plan.files)
         needs_verdict = notifies or (batch is not None and contract.HARDWARE in batch.retry_on)
         parts = (*contract.NODE_CODE, *(contract.DIAGNOSIS_CODE if needs_verdict else ()))
-        copy_node_code(run_dir / contract.CODE, [other] if other else [], parts)
+        code = earlier / contract.CODE
+        shared = code if _has_access(code, run_dir, mode) else None
+        copy_node_code(run_dir / contract.CODE, [other] if other else [], parts, shared)
         # Whatever the umask and the sources have.
         for path in (run_dir, *run_dir.rglob("*")):
             path.chmod(mode | 0o100 | (mode & 0o040) >> 2 if path.is_dir() else mode)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,7 +79,7 @@ def read_history(path: Path) -> list[Row]:
 def _value(sample: Mapping[str, Any], name: str) -> float:
     gpus: Sequence[Mapping[str, float]] = sample["gpus"]
     if gpus and name == "gpu":
-        return statistics.fmean(gpu["busy"] for gpu in gpus) / 100
+        return sum(gpu["busy"] for gpu in gpus) / len(gpus) / 100
     if gpus and name == "gpu_memory":
         return sum(gpu["memory"] for gpu in gpus)
     return float(sample.get(name, math.nan))
@@ -89,4 +88,4 @@ def _value(sample: Mapping[str, Any], name: str) -> float:
 def _joined(rows: Sequence[Row]) -> Row:
     """Return the means of the known values."""
     known = ([value for value in column if not math.isnan(value)] for column in zip(*rows, strict=True))
-    return tuple(statistics.fmean(values) if values else math.nan for values in known)
+    return tuple(sum(values) / len(values) if values else math.nan for values in known)

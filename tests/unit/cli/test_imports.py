@@ -71,6 +71,22 @@ def test_plan_and_schema_need_no_torch(allranks_env, tmp_path: Path):
         assert not modules & {"torch", "numpy"}
 
 
+def test_plugins_of_pydantic_are_left_to_the_script(allranks_env, tmp_path: Path):
+    """logfire has one, which takes a second to load. The script has them, as it has without allranks."""
+    script = tmp_path / "train.py"
+    script.write_text("import pydantic\nclass Model(pydantic.BaseModel): pass\n")
+    plugin = "class Plugin:\n    def new_schema_validator(self, *_): return None, None, None\nplugin = Plugin()\n"
+    (tmp_path / "tracing.py").write_text(f"print('loaded')\n{plugin}")
+    package = tmp_path / "tracing-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: tracing\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[pydantic]\ntracing = tracing:plugin\n")
+    env = {**allranks_env, "PYTHONPATH": str(tmp_path)}
+    words = (sys.executable, "-m", "allranks", "run", str(script), "--nproc-per-node", "1", "--no-check")
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[0] loaded\n"), done.stderr
+
+
 def test_every_verb_has_a_help(allranks):
     for verb in VERBS:
         result = allranks(verb, "-h")

@@ -54,3 +54,34 @@ def test_a_run_has_one_file_of_code(allranks):
     assert done.stdout == f"[0] {allranks.run()}/code/allranks/agent/__init__.pyc\n"
     assert len([path for path in allranks.run().rglob("*") if path.is_file()]) < 20
     assert (allranks.run() / "code").stat().st_mode & 0o777 == 0o600
+
+
+def test_runs_share_their_code_unless_their_readers_differ(allranks):
+    """It has 2 MB, and a directory may hold a thousand runs."""
+    allranks.script("")
+    for options in ([], [], ["--group-readable"], ["--group-readable"]):
+        assert allranks("run", "train.py", *options).rc == 0
+    codes = [(run / "code").stat() for run in sorted(allranks.runs())]
+    assert [code.st_mode & 0o777 for code in codes] == [0o600, 0o600, 0o640, 0o640]
+    first, second, third, fourth = (code.st_ino for code in codes)
+    assert first == second != third == fourth
+
+
+def test_code_that_has_changed_is_written_anew(archive, tmp_path):
+    (tmp_path / "other.py").write_text("value = 1\n")
+    copy_node_code(tmp_path / "same", earlier=archive)
+    copy_node_code(tmp_path / "more", [tmp_path / "other.py"], earlier=archive)
+    (tmp_path / "other.py").write_text("value = 22\n")
+    copy_node_code(tmp_path / "changed", [tmp_path / "other.py"], earlier=tmp_path / "more")
+    same, more, changed = (tmp_path / name for name in ("same", "more", "changed"))
+    assert same.samefile(archive) and not more.samefile(archive) and not changed.samefile(more)
+    assert ZipFile(changed).read("other.py") == b"value = 22\n"
+
+
+def test_without_an_earlier_archive_one_is_written(archive, tmp_path):
+    for earlier, text in ((tmp_path / "absent", None), (tmp_path / "empty", b""), (tmp_path / "foreign", b"x" * 99)):
+        if text is not None:
+            earlier.write_bytes(text)
+        target = tmp_path / f"{earlier.name}-new"
+        copy_node_code(target, earlier=earlier)
+        assert target.read_bytes() == archive.read_bytes()
