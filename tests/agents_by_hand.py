@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class ByHand:
         target.write_text(script)
         write_key(self.folder / contract.KEY_FILE, self.key)
         run = {"run_id": self.folder.name, "run_dir": str(self.folder), "nnodes": self.nodes, "min_nodes": self.nodes}
-        spec = replace(NODE, **{**run, "target": str(target), "args": args, **fields})
+        spec = NODE._replace(**{**run, "target": str(target), "args": args, **fields})
         (self.folder / "node.json").write_text(spec.to_json())
         if not (self.folder / "code").exists():
             copy_node_code(self.folder / "code")

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,15 @@ _NEAR_SECONDS = contract.scaled_wait(300.0)
 Quiet = dict[str, Any]
 
 
-@dataclass
 class _Stand:
     """The stack samples of one rank."""
 
-    start: int  # Size of its stack file before the first request, in bytes.
-    end: int  # The same before the last request.
-    frames: tuple[Frame, ...] = ()  # Of the newest stack, innermost first.
-    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # The functions of each stack.
-    stack: str = "none"  # "shown"; "late": not answered yet; "none": the rank cannot write its stack.
-    collective: Collective | None = None  # The pending one in the newest answer, which may come after the stack.
+    def __init__(self, start: int) -> None:
+        self.start = self.end = start  # Sizes of its stack file before the first request and the last one, in bytes.
+        self.frames: tuple[Frame, ...] = ()  # Of the newest stack, innermost first.
+        self.places = set[tuple[tuple[str, str], ...]]()  # The functions of each stack.
+        self.stack = "none"  # "shown"; "late": not answered yet; "none": the rank cannot write its stack.
+        self.collective: Collective | None = None  # Pending in the newest answer, which may come after the stack.
 
 
 class HangWatch:
@@ -129,7 +127,7 @@ class HangWatch:
             size = 0
             with suppress(OSError):
                 size = (self._folder / contract.rank_stacks(rank)).stat().st_size
-            self._stands.setdefault(rank, _Stand(size, size)).end = size
+            self._stands.setdefault(rank, _Stand(size)).end = size
         able = {*request(living.values())}
         for rank, pid in living.items():
             self._stands[rank].stack = "late" if pid in able else "none"
@@ -174,7 +172,7 @@ def _group(rank: int, stand: _Stand, pid: int | None) -> dict[str, Any]:
         "frames": frames,
         "stack": stand.stack,
         "state": stuck_state(pid) if pid else "",
-        "collective": stand.collective and asdict(stand.collective),
+        "collective": stand.collective and stand.collective._asdict(),
     }
 
 

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -157,8 +156,7 @@ def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
             fix="ask for more nodes, or for fewer at least: resources.nodes (--nodes)",
         )
     is_name = spec.kind == "module" or (spec.kind == "binary" and os.sep not in spec.target)
-    mine = replace(
-        spec,
+    mine = spec._replace(
         run_dir=environ.get(contract.RUN_DIR) or spec.run_dir,  # Each task of a job array has its own directory.
         attempt=_number(environ, contract.ATTEMPT, 0),
         node=_number(environ, contract.NODE_RANK, 0, nodes - 1),
@@ -169,7 +167,7 @@ def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
     )
     port = _number(environ, contract.RDZV_PORT, 1, _HIGHEST_PORT)
     # The ranks of a single node use the spec's rendezvous.
-    return mine if nodes == 1 else replace(mine, master_addr=environ[contract.RDZV_HOST], master_port=port)
+    return mine if nodes == 1 else mine._replace(master_addr=environ[contract.RDZV_HOST], master_port=port)
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:

@@ -7,8 +7,8 @@ loopback. The right interface is the one with the route to the other nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks import contract
 from allranks.system.cgroups import usable_cpus
@@ -17,8 +17,7 @@ from allranks.system.routes import LOOPBACK, interface_to
 _GLOO, _NCCL, _THREADS = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"
 
 
-@dataclass(frozen=True)
-class NetworkSetting:
+class NetworkSetting(NamedTuple):
     """A variable of the ranks, and the reason; None as the value leaves the variable unchanged."""
 
     name: str

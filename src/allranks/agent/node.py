@@ -7,9 +7,8 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from allranks import contract
 from allranks.agent.hangs import HangJudge, HangWatch
@@ -76,8 +75,7 @@ def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
     return _NotifyingWriter(path, node.file_mode, notifier, has_supervisor=has_supervisor)
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """How this agent started."""
 
     channel: socket.socket  # to the fork server
@@ -211,7 +209,7 @@ class Agent:
             plain=start.plain,
         )
         if start.settings:
-            self._events.write(contract.SETTINGS, settings=[asdict(setting) for setting in start.settings])
+            self._events.write(contract.SETTINGS, settings=[setting._asdict() for setting in start.settings])
             complain("\n".join(map(str, start.settings)))
 
     def _failed(self, error: AllranksError) -> Outcome:

@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def _write_collectives(descriptor: int) -> None:
             time.sleep(_QUIET_SECONDS)
         found = _pending_collective()
         with contextlib.suppress(OSError):  # The disk is full.
-            os.write(descriptor, f"\n{COLLECTIVE}{json.dumps(found and asdict(found))}\n".encode())
+            os.write(descriptor, f"\n{COLLECTIVE}{json.dumps(found and found._asdict())}\n".encode())
 
 
 def _pending_collective() -> Collective | None:

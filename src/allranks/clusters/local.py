@@ -56,7 +56,7 @@ class LocalCluster(ClusterKind):
             commands = tuple(replace(node, command=(*node.command[:2], str(attempt))) for node in plan.commands)
             return replace(plan, attempt=attempt, commands=commands)
         (config,) = configs
-        text = replace(NodeSpec.from_json(config.text), attempt=attempt).to_json()
+        text = NodeSpec.from_json(config.text)._replace(attempt=attempt).to_json()
         files = (replace(file, text=text) if file is config else file for file in plan.files)
         return replace(plan, attempt=attempt, files=tuple(files))
 

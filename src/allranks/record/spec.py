@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Literal, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from allranks import contract
 
 
-@dataclass(frozen=True)
-class _JsonFile:
-    """A dataclass that is stored as a JSON file in the run's directory."""
-
-    def to_json(self) -> str:
-        """Return it as indented JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls: type[_File], text: str) -> _File:
-        """Read the result of :meth:`to_json`, also of another version: a run may be resumed with a later one."""
-        names = {field.name for field in fields(cls)}
-        raw = {name: value for name, value in json.loads(text).items() if name in names}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
-
-
-_File = TypeVar("_File", bound=_JsonFile)
-
-
-@dataclass(frozen=True)
-class NodeSpec(_JsonFile):
+class NodeSpec(NamedTuple):
     """The configuration of one node's agent. It holds no values of environment variables."""
 
     run_id: str
@@ -63,6 +42,15 @@ class NodeSpec(_JsonFile):
     #: What follows a hang. None: report it, and end the run if the time limit is near and no terminal follows it.
     on_hang: Literal["report", "restart", "end"] | None = None
 
+    def to_json(self) -> str:
+        """Return it as indented JSON."""
+        return json.dumps(self._asdict(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeSpec:
+        """Read the result of :meth:`to_json`, also of another version: a run may be resumed with a later one."""
+        return cls(**_known(text, cls._fields))
+
     def command(self, python: Sequence[str]) -> tuple[str, ...]:
         """Return a rank's command; ``python`` is the command line of its interpreter."""
         starter = {"script": python, "module": (*python, "-m"), "binary": ()}[self.kind]
@@ -84,8 +72,7 @@ class NodeSpec(_JsonFile):
         return self.min_nodes >= self.nnodes
 
 
-@dataclass(frozen=True)
-class BatchSpec(_JsonFile):
+class BatchSpec(NamedTuple):
     """The configuration of a batch job's supervisor."""
 
     #: The scheduler's module for code inside a job: see :class:`allranks.agent.batch_job.BatchJob`.
@@ -110,3 +97,17 @@ class BatchSpec(_JsonFile):
     removes_secrets: bool
     #: The kinds of end after which another attempt follows.
     retry_on: tuple[str, ...] = (contract.NODE, contract.PREEMPTION)
+
+    def to_json(self) -> str:
+        """Return it as indented JSON."""
+        return json.dumps(self._asdict(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> BatchSpec:
+        """Read the result of :meth:`to_json`, also of another version: a run may be resumed with a later one."""
+        return cls(**_known(text, cls._fields))
+
+
+def _known(text: str, names: Sequence[str]) -> dict[str, Any]:
+    raw = {name: value for name, value in json.loads(text).items() if name in names}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}

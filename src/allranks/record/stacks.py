@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _STACK = re.compile(r"(?:Current thread 0x[0-9a-f]+(?: \[.*\])?|Stack) \(most recent call first\):$")
 _OURS = re.compile(r"/allranks/agent/workers/rank\.py$")
@@ -14,8 +14,7 @@ _FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (.*)$')
 COLLECTIVE = "Collective: "
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A frame of a stack."""
 
     file: str
@@ -23,8 +22,7 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
     """A collective that a rank has started and not completed.
 
     Attributes:
@@ -40,8 +38,7 @@ class Collective:
     group: str
 
 
-@dataclass(frozen=True)
-class RankStack:
+class RankStack(NamedTuple):
     """The Python stack of a rank's main thread, innermost frame first, and the collective that is pending."""
 
     rank: int

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class RankRunner:
             }
             for number in range(count)
         ]
-        node = replace(NODE, kind=kind, target=target, args=args, stop_timeout=2.0)
+        node = NODE._replace(kind=kind, target=target, args=args, stop_timeout=2.0)
         run = {"starts": starts, "node": node.to_json(), "plain": plain}
         usual = {"preload": [], "open_files": 0, "signal": "", "clean": True, "abandoned": False}
         told = self._harness({**run, **usual, **options})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-from dataclasses import replace
 
 from allranks.agent.nodes.channel import Channel
 from allranks.agent.nodes.coordinator import Coordinator
@@ -18,7 +17,7 @@ KEY = bytes(range(32))
 
 def orders(nodes=3, **fields):
     place = {"attempt": 2, "nnodes": nodes, "nproc_per_node": 2, "min_nodes": nodes, "master_addr": "localhost"}
-    return replace(NODE, **{**place, **fields})
+    return NODE._replace(**{**place, **fields})
 
 
 class Meeting:

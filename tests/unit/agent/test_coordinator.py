@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -318,6 +317,6 @@ def test_who_was_not_started_is_read_when_it_is_whole(tmp_path: Path):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"node": 1, "host": "gpu1", "why": "no route"}) + "\n")
     assert not_started(spec) == {1: ("node 1 (gpu1)", "no route")}
-    assert not_started(replace(spec, min_nodes=3)) == {}
+    assert not_started(spec._replace(min_nodes=3)) == {}
     path.write_text('{"node": 1, "ho')
     assert not_started(spec) == {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from allranks.agent.workers import fork_policy
@@ -35,7 +33,7 @@ HARMLESS = [
 def _why(tmp_path, source, name="train.py"):
     path = tmp_path / name
     path.write_bytes(source if isinstance(source, bytes) else source.encode())
-    return fork_policy.why_plain(replace(NODE, target=str(path)))
+    return fork_policy.why_plain(NODE._replace(target=str(path)))
 
 
 @pytest.mark.parametrize("source", SETS)
@@ -56,7 +54,7 @@ def test_what_python_would_not_read_is_left_to_python(tmp_path, source):
 
 def test_archives_are_left_to_python(tmp_path):
     assert _why(tmp_path, b"PK", "train.pyz") == "train.pyz is not a plain source file"
-    assert fork_policy.why_plain(replace(NODE, target=str(tmp_path))) == f"{tmp_path.name} is not a plain source file"
+    assert fork_policy.why_plain(NODE._replace(target=str(tmp_path))) == f"{tmp_path.name} is not a plain source file"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,7 @@ def test_archives_are_left_to_python(tmp_path):
     ],
 )
 def test_the_job_says_how_ranks_start(changes, why):
-    assert fork_policy.why_plain(replace(NODE, **changes)) == why
+    assert fork_policy.why_plain(NODE._replace(**changes)) == why
 
 
 @pytest.mark.parametrize("name", ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"])
@@ -81,7 +79,7 @@ def test_coverage_starts_with_the_interpreter(tmp_path, monkeypatch, name):
 def _needs_torch(tmp_path, source, **changes):
     path = tmp_path / "train.py"
     path.write_bytes(source if isinstance(source, bytes) else source.encode())
-    return fork_policy.needs_torch(replace(NODE, target=str(path), **changes))
+    return fork_policy.needs_torch(NODE._replace(target=str(path), **changes))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def test_any_other_script_may_need_it(tmp_path, source):
     [({"kind": "binary"}, False), ({"kind": "module", "target": "json.tool"}, True), ({"target": "/nowhere"}, True)],
 )
 def test_what_is_no_script(changes, needs):
-    assert fork_policy.needs_torch(replace(NODE, **changes)) == needs
+    assert fork_policy.needs_torch(NODE._replace(**changes)) == needs
 
 
 def test_that_there_are_several_nodes_changes_nothing(tmp_path):
@@ -149,7 +147,7 @@ def test_what_an_optimizer_imports_is_expected_without_a_gpu(tmp_path, monkeypat
     device = tmp_path / "device"
     device.touch() if has_gpu else None
     monkeypatch.setattr(fork_policy, "_GPU_DEVICES", (device,))
-    node = replace(NODE, kind=kind, target=str(tmp_path / "train.py"))
+    node = NODE._replace(kind=kind, target=str(tmp_path / "train.py"))
     assert fork_policy.makes_optimizers(node) is expected
 
 
@@ -166,5 +164,5 @@ def test_what_an_optimizer_imports_is_expected_without_a_gpu(tmp_path, monkeypat
 def test_how_a_script_that_uses_torch_forms_a_process_group(tmp_path, source, advice):
     path = tmp_path / "train.py"
     path.write_text(source)
-    assert fork_policy.group_advice(replace(NODE, target=str(path))) == advice
-    assert fork_policy.group_advice(replace(NODE, target=str(path), kind="binary")) is None
+    assert fork_policy.group_advice(NODE._replace(target=str(path))) == advice
+    assert fork_policy.group_advice(NODE._replace(target=str(path), kind="binary")) is None

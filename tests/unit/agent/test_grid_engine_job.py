@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def job(environ: Mapping[str, str], nodes: int = 2, **orders: object) -> Job:
     known = {"module": "allranks.agent.grid_engine_job", **orders}
-    return Job(replace(ORDERS, **known), replace(NODE, nnodes=nodes), environ)  # type: ignore[arg-type]
+    return Job(ORDERS._replace(**known), NODE._replace(nnodes=nodes), environ)  # type: ignore[arg-type]
 
 
 def test_ids(environ: dict[str, str]):

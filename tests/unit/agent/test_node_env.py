@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from allranks import contract
@@ -11,7 +9,7 @@ from allranks.agent.main import placed
 from allranks.errors import LaunchError
 from node_orders import NODE
 
-SPEC = replace(NODE, nnodes=4, args=("-x",))
+SPEC = NODE._replace(nnodes=4, args=("-x",))
 PLACE = {
     contract.ATTEMPT: "3",
     contract.NODE_RANK: "2",
@@ -65,5 +63,5 @@ def test_an_invalid_value_is_named(name, value, what):
 
 def test_too_few_nodes_are_said():
     with pytest.raises(LaunchError) as caught:
-        placed(replace(SPEC, min_nodes=4), PLACE)
+        placed(SPEC._replace(min_nodes=4), PLACE)
     assert caught.value.what == "3 of at least 4 nodes are here"

@@ -17,7 +17,7 @@ from allranks.errors import LaunchError
 from node_orders import NODE
 from node_orders import ORDERS as OF_PBS
 
-ORDERS = replace(OF_PBS, module="allranks.agent.slurm_job")
+ORDERS = OF_PBS._replace(module="allranks.agent.slurm_job")
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", contract.NODE_COUNT: "2", "PATH": "/nowhere"}
 TWO = ["srun", "--nodes=2"]
 AGENTS = ["--ntasks=2", "--ntasks-per-node=1"]
@@ -59,7 +59,7 @@ LAST = ["--wait=0", "--export=ALL"]
 def test_one_step_starts_all_tasks(
     orders: dict[str, Any], node: dict[str, Any], environ: dict[str, str], expected: list[str]
 ) -> None:
-    job = Job(replace(ORDERS, **orders), replace(NODE, **node), {**JOB, **environ})
+    job = Job(ORDERS._replace(**orders), NODE._replace(**node), {**JOB, **environ})
     assert job.step_command() == expected
 
 
@@ -84,9 +84,9 @@ def test_outside_of_a_job_the_supervisor_says_so() -> None:
 
 def test_when_the_job_ends() -> None:
     environ = {**JOB, "SLURM_JOB_END_TIME": "1700000000"}
-    assert Job(replace(ORDERS, time=60), NODE, environ).end_time() == 1700000000
+    assert Job(ORDERS._replace(time=60), NODE, environ).end_time() == 1700000000
     assert Job(ORDERS, NODE, JOB).end_time() is None
-    end = Job(replace(ORDERS, time=10**6), NODE, JOB).end_time()  # Slurm before 22.05 has no such variable.
+    end = Job(ORDERS._replace(time=10**6), NODE, JOB).end_time()  # Slurm before 22.05 has no such variable.
     assert end is not None
     assert 0 <= time.time() + 10**6 - end < 600
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,9 @@ def supervise(run: Path, commands: Mapping[str, str]) -> subprocess.CompletedPro
     for name, text in commands.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
-    orders = replace(ORDERS, module="allranks.agent.slurm_job")
+    orders = ORDERS._replace(module="allranks.agent.slurm_job")
     (run / contract.BATCH_SPEC).write_text(orders.to_json())
-    (run / contract.NODE_SPEC).write_text(replace(NODE, run_dir=str(run)).to_json())
+    (run / contract.NODE_SPEC).write_text(NODE._replace(run_dir=str(run)).to_json())
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_SUBMIT_DIR": "."}
     environ = {**job, contract.RUN_DIR: str(run), "PATH": f"{folder}:{os.environ['PATH']}"}
     command = [sys.executable, "-m", "allranks.agent", "--supervise", "start"]

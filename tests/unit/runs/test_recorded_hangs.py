@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +154,7 @@ QUIET = {"since": 100.0, "moving": False, "groups": [], "left": []}
 
 
 def judge(**fields: Any) -> HangJudge:
-    return HangJudge(replace(NODE, nnodes=2, **fields))
+    return HangJudge(NODE._replace(nnodes=2, **fields))
 
 
 def test_a_run_hangs_when_all_nodes_are_quiet_and_a_rank_stays() -> None:

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ class Coordinator:
         """Send the outcome of the attempt to all agents, unless the attempt is over already."""
         if not self._is_over:
             self._is_over, self._outcome = True, outcome
-            self._send(self._peers, "outcome", **asdict(outcome))
+            self._send(self._peers, "outcome", **outcome._asdict())
 
     def close(self) -> None:
         """Close all connections, and log how many were refused."""
@@ -173,7 +173,7 @@ class Coordinator:
         self._peers[peer.node] = peer
         self._gone.pop(peer.node, None)
         if self._outcome:  # A spare may connect after the end of a very short job, which has not failed.
-            channel.send("outcome", **asdict(self._outcome))
+            channel.send("outcome", **self._outcome._asdict())
         for message in more:
             self._handle(peer, message)
 
@@ -193,7 +193,7 @@ class Coordinator:
     def _reject(self, peer: _Peer, why: str) -> None:
         """Continue without a node that cannot take part; if too few are left, fail with that reason."""
         outcome = Outcome("FAILED", 1, f"{peer.name} was rejected: {why}")
-        peer.channel.send("outcome", **asdict(outcome))
+        peer.channel.send("outcome", **outcome._asdict())
         peer.channel.close()
         self._gone[peer.node] = (peer.name, why)
         if self._too_few and not self._nodes:

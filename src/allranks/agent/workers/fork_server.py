@@ -17,8 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from allranks import contract
 from allranks.agent.stop import SIGNALS, WARNINGS
@@ -182,8 +181,7 @@ def _has_children(group: int) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class RankExit:
+class RankExit(NamedTuple):
     """A rank's exit: code as in subprocess (negative for a signal), time (seconds since 1970), peak memory in bytes."""
 
     local_rank: int
@@ -229,7 +227,7 @@ class ForkClient:
         self.exits.clear()
         started: dict[int, int] = {}
         for start in starts:
-            self._send({"start": asdict(start)})
+            self._send({"start": start._asdict()})
             # One at a time: two processes that both write to a full socket would deadlock.
             while start.local_rank not in started:
                 started |= self._read()

@@ -6,8 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks import contract
 from allranks.agent.hangs import HangWatch
@@ -29,8 +29,7 @@ _HEALTHY_SECONDS = 60.0
 _LONGEST_DELAY = 60.0
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """The ranks of this node between two restarts, and their rendezvous."""
 
     restart: int  # 0 for the first generation
@@ -260,8 +259,7 @@ def _variables(node: NodeSpec, folder: Path, generation: Generation, local_rank:
 # --- outcome ---
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of an attempt on one node or on all nodes."""
 
     state: str  # SUCCEEDED, FAILED, CANCELLED or PREEMPTED.

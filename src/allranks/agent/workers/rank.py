@@ -23,9 +23,8 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NamedTuple, NoReturn, TextIO
 
 from allranks.agent.stacks import enable
 from allranks.agent.workers.streams import RankStream, connect
@@ -38,8 +37,7 @@ _WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, sig
 _Hook = Callable[[type[BaseException], BaseException, "types.TracebackType | None"], object]
 
 
-@dataclass(frozen=True)
-class RankStart:
+class RankStart(NamedTuple):
     """A local rank to start: its variables, its log files, and its stack file."""
 
     local_rank: int

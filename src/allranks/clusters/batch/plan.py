@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import allranks
@@ -74,7 +73,7 @@ class Draft:
         scheduler, job, spec, inside = self.scheduler, self.job, self.spec, self.inside
         name, supervisor, node = self._name, self._supervisor(), self._node_script()
         notify = {"notify": config} if (config := layout.notify_config(job)) else {}
-        specs = {"node": asdict(spec), "supervisor": asdict(supervisor), **notify}
+        specs = {"node": spec._asdict(), "supervisor": supervisor._asdict(), **notify}
         alone = (node, specs) if self.request.standalone else None
         files = [PlanFile(name, self._script(alone), spec.file_mode | 0o100 * inside)]
         if not alone:
