@@ -18,7 +18,6 @@ import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,7 +168,7 @@ def program(request: ProbeRequest, extra: Sequence[Path] = ()) -> str:
     """Return what the bootstrap reads: the request, and a zip archive of the code with ``extra`` modules."""
     archive = BytesIO()
     copy_node_code(archive, extra, contract.PROBE_CODE)
-    return f"{json.dumps(asdict(request))}\n{base64.b64encode(zlib.compress(archive.getvalue(), 1)).decode()}"
+    return f"{json.dumps(request._asdict())}\n{base64.b64encode(zlib.compress(archive.getvalue(), 1)).decode()}"
 
 
 def _script(launch: launching.Launch, plan: Plan, is_prepared: bool) -> str:

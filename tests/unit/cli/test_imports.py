@@ -102,3 +102,13 @@ def test_reading_runs_that_have_ended_imports_no_compression_and_no_rules(allran
     assert not {name.partition(".")[0] for name in modules} & {"shutil", "bz2", "lzma", "socket"}
     heavy = {"diagnosis.rules", "clusters.registry", "runs.hangs", "runs.agents", "logs.cause", "record.spec"}
     assert not modules & {f"allranks.{name}" for name in heavy}
+
+
+@pytest.mark.parametrize("module", ["agent.main", "agent.node", "checks.collect.gather", "checks.collect.machine"])
+def test_what_runs_on_nodes_imports_nothing_slow(module: str):
+    """A tenth of the time until the first rank starts was dataclasses, which brings inspect, ast and tokenize."""
+    code = f"import sys, allranks.{module}; print(sys.modules.keys() & {{'dataclasses', 'inspect', 'statistics'}})"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("set()\n", "")

@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks import contract
 
@@ -33,8 +32,7 @@ _MARK = "allranks-probe"
 _CHUNK = 600
 
 
-@dataclass(frozen=True)
-class ProbeRequest:
+class ProbeRequest(NamedTuple):
     """What a node is asked to collect, sent there as JSON."""
 
     wanted: tuple[str, ...]  # Names of facts, those of collect.gather.FACTS.
@@ -42,10 +40,10 @@ class ProbeRequest:
     nproc_per_node: int = 1
     kind: str = ""  # What the ranks run: script, module or binary; empty: nothing that could be inspected.
     target: str = ""  # Its absolute path, or its name.
-    folders: Mapping[str, str] = field(default_factory=dict)  # Absolute directories, by what they are for.
+    folders: Mapping[str, str] = {}  # Absolute directories, by what they are for.
     files: tuple[str, ...] = ()  # Absolute paths of files that the job names in its arguments.
     variables: tuple[str, ...] = ()  # Names of variables that this site needs.
-    executables: Mapping[str, str] = field(default_factory=dict)  # Checks of this site by name, in base64.
+    executables: Mapping[str, str] = {}  # Checks of this site by name, in base64.
     shared: str = ""  # A file that all nodes must see, which holds the word; empty where they share none.
     word: str = ""  # A secret of this probe, by which its nodes recognise each other.
     master_addr: str = ""  # Where the nodes meet; empty for a single node.
@@ -114,7 +112,7 @@ def main(raw: Mapping[str, Any], node: int) -> None:
     request = ProbeRequest(**{**given, "node": node})
     host, port = os.environ.get(contract.RDZV_HOST, ""), os.environ.get(contract.RDZV_PORT, "0")
     if host and not request.master_addr and request.nnodes > 1:  # The supervisor of a batch job sets these.
-        request = replace(request, master_addr=host, master_port=int(port))
+        request = request._replace(master_addr=host, master_port=int(port))
     for line in report_lines(node, gather(request)):
         sys.stdout.write(line + "\n")
     sys.stdout.flush()

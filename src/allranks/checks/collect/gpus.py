@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks.checks.collect.gather import ProbeRequest
 
@@ -94,17 +93,16 @@ def _query(nvml: ModuleType, name: str, *arguments: Any) -> Any:
 # --- which GPUs a process may use, as CUDA decides: all, or those that CUDA_VISIBLE_DEVICES names ---
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """A GPU, or a part of one that was divided (MIG)."""
 
-    index: int  # The GPU's number, as nvidia-smi shows it.
+    number: int  # The GPU's number, as nvidia-smi shows it.
     uuid: str = ""  # Of a part its own; empty where it does not answer.
     handle: Any = None  # NVML's handle of the GPU.
     error: str = ""  # Why it does not answer.
     part: int | None = None  # The number of the part; None: it is the whole GPU.
     part_handle: Any = None  # NVML's handle of the part.
-    parts: tuple[Device, ...] | None = field(default=None, repr=False)  # None: it is not divided.
+    parts: tuple[Device, ...] | None = None  # None: it is not divided.
 
 
 def _device(nvml: ModuleType, index: int) -> Device:
@@ -161,7 +159,7 @@ def _named(devices: Sequence[Device], entry: str) -> Device | None:
 
 
 def _gpu(nvml: ModuleType, device: Device) -> dict[str, Any]:
-    known = {"index": device.index, "part": device.part, "uuid": device.uuid, "error": device.error}
+    known = {"index": device.number, "part": device.part, "uuid": device.uuid, "error": device.error}
     if device.error:
         return known
     try:
@@ -260,4 +258,4 @@ def _no_peers(nvml: ModuleType, devices: Sequence[Device]) -> Iterator[list[Any]
         except nvml.NVMLError:
             continue  # It is lost since: the next probe says so.
         if status:
-            yield [one.index, other.index, _P2P.get(status, "unknown")]
+            yield [one.number, other.number, _P2P.get(status, "unknown")]
