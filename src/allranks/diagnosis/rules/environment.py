@@ -61,7 +61,7 @@ RULES = (
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
         r"\"?(?P<command6>[\w./-]+)\"?: executable file not found in \$PATH",
-        r"launcher '(?P<command7>\w+)' not installed",
+        r"launcher '(?P<command7>\w+)' not installed|Could not detect \"(?P<command10>\w+)\", are you indeed",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|\benv: '?(?P<command3>[^':]+)'?: No such",
         r"^(?P<command8>[\w.+/-]+): command not found$|^zsh: command not found: (?P<command9>\S+)",

@@ -36,7 +36,7 @@ RULES = (
         r"|invalid choice|ambiguous option|too few).*",
         r"^(?:hydra|omegaconf)\.errors\.\w+|Could not override '.*'",
         r"^Error: (?:No such option|Missing (?:option|argument)|Invalid value for)|ArgumentError",
-        r"Some (?:specified arguments|keys) are not used by|FATAL Flags parsing error: .*",
+        r"Some (?:specified arguments|keys) are not used by|FATAL Flags parsing error: .*|Could not consume arg: ",
         fix="the script's --help lists them; they follow --, or are args in the job file",
         source="docs.python.org: argparse, exit code 2",
         despite=_OF_A_KEY,
@@ -114,7 +114,8 @@ RULES = (
         "the script raised {error}",
         r"^(?P<error>Exception): \S",
         r"^(?P<error>(?:Assertion|Attribute|EOF|Index|Key|Lookup|Name|NotImplemented|Overflow|Recursion|Type"
-        r"|UnboundLocal|Unicode\w*|Value|ZeroDivision|(?:_?pickle\.)?Unpickling)Error)(?::|$)",
+        r"|UnboundLocal|Unicode\w*|Value|ZeroDivision|(?:_?pickle\.)?Unpickling)Error)(?:\s*:|$)",
+        r"^(?P<error2>AssertionError)\s*assert\b",  # Of ranks that wrote at once.
         fix="see the traceback: its last frame in your own code is where to look",
         level=Level.GENERAL,
         source="docs.python.org: exceptions",
