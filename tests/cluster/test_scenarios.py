@@ -119,7 +119,7 @@ ENDS = {
 
 #: What ``allranks why`` makes of each.
 VERDICTS = {
-    "raises": ("script-exception", "certain"),
+    "raises": ("script-exception", "likely"),
     "exits": ("", "unknown"),
     "dies": ("killed-by-another-process", "likely"),
 }

@@ -152,8 +152,10 @@ def verdict_rows(run: Run) -> dict[str, str]:
 
 def report_verdict(run: Run, *, beside_error: bool = False) -> None:
     """Report the short form on stderr, in a line; beside the error of the run only what that does not say itself."""
-    if beside_error and (verdict := verdict_of(run)) and verdict.id in _OWN and verdict.sure == "certain":
-        return
+    if beside_error and (verdict := verdict_of(run)) and verdict.id in _OWN:
+        is_placed = bool(verdict.place) and verdict.place in (run.record.status.cause or "")
+        if is_placed or verdict.sure == "certain":
+            return
     if rows := verdict_rows(run):
         retry = f"; a retry {rows['retry']}" if "retry" in rows else ""
         line = rows["diagnosis"] + retry

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from allranks import contract
+from allranks.diagnosis.certainty import OF_THE_SCRIPT
 from allranks.diagnosis.model import Diagnosis, Level
 from allranks.diagnosis.rules import RULES, gpu
 from allranks.diagnosis.text import Log, read
@@ -87,8 +88,8 @@ def _facts(attempt: Path, rank: int | None) -> Log:
 def _with_facts(verdict: Diagnosis | None, facts: Log) -> Diagnosis | None:
     """Return the verdict on what ranks wrote, or a better one by what the node knows.
 
-    A fact may have nothing to do with the failure: it replaces no cause that is certain, except that a GPU that has
-    failed explains all errors of CUDA.
+    A fact may have nothing to do with the failure: it replaces neither an exception of the script nor a cause that is
+    certain, except that a GPU that has failed explains all errors of CUDA.
     """
     if verdict and verdict.id in _OF_GPUS:
         lines = [facts.line(at) for at, text in enumerate(facts.texts) if _OF_A_GPU.match(text)]
@@ -99,7 +100,9 @@ def _with_facts(verdict: Diagnosis | None, facts: Log) -> Diagnosis | None:
     if verdict.sure == "unknown":
         return found
     new, old = _RULES[found.id], _RULES[verdict.id]
-    is_open = verdict.sure == "likely" or (verdict.id in _OF_GPUS and new.level is Level.OUTSIDE)
+    is_open = (verdict.sure == "likely" and verdict.id not in OF_THE_SCRIPT) or (
+        verdict.id in _OF_GPUS and new.level is Level.OUTSIDE
+    )
     if is_open and (new.level < old.level or new is old or old.id in new.explains):
         return replace(found, evidence=(*found.evidence[:1], *verdict.evidence), followed=verdict.followed)
     return verdict

@@ -2,7 +2,7 @@
 
 A text of one meaning is not enough, as a program may have survived what it tells of. It must be the last word of what
 wrote it, and nothing else may have failed, but what only follows. A message that leaves open why it came about needs
-the place in the user's code as well.
+the place in the user's code as well. An exception of the script is certain only if Python raised it of the code itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ _FEW = 3
 _END = 2000
 #: An exception's own line, which Python writes as it ends a process.
 EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
-#: What a check in the script raises: the message is its own, and may tell of anything.
-_OF_A_CHECK = re.compile(r"(?:AssertionError|Exception)\b")
+#: What Python raises of the names and numbers in the script's own lines. Any other exception may come from elsewhere: a
+#: key, an attribute, an argument or a value from a setting, a file or another version of a package; and what a check in
+#: the script raises may tell of anything.
+_OF_THE_CODE = re.compile(r"(?:Name|UnboundLocal|ZeroDivision|Recursion)Error\b")
+#: Rules for exceptions that were raised in the script.
+OF_THE_SCRIPT = ("script-exception", "dataloader-worker-error")
 #: What a shell, or a command in its script, says of what it did not find: the script goes on.
 _OF_THE_SHELL = ("command-not-found", "permission-denied", "module-missing", "conda-missing", "venv-missing")
 _SHELL = re.compile(r"\S+: line \d+: (?!\s*\d+ )|(?:/\S+/|-)?(?:ba|z|k)?sh: ")
@@ -40,13 +44,19 @@ _BELOW = re.compile(
 _STEP = re.compile(r"\d+%\||\b\d+(?:\.\d+)?(?:it/s|s/it)|\b(?:[Ss]tep|[Ee]poch|[Ii]ter\w*|[Ll]oss)\b\W{0,4}\d")
 
 
-def is_certain(cause: Match, found: Sequence[Match]) -> bool:
-    """Return whether the logs leave no other cause than this one of all that was found in them."""
+def is_certain(cause: Match, found: Sequence[Match], first: int | None) -> bool:
+    """Return whether the logs leave no other cause than this one of all that was found in them.
+
+    Of the rank that failed first, if that is known, the words must be there: they might tell of another cause.
+    """
     if not cause.rule.certain or cause.is_note or not cause.is_last:
+        return False
+    heard = {match.line.rank for match in found if match.rule.level is not Level.LAUNCHER}
+    if cause.rule.level is not Level.OUTSIDE and first is not None and not heard & {None, first}:
         return False
     if cause.line.text == "AssertionError":
         return False  # The condition that failed may stand for something else.
-    if cause.rule.id == "script-exception" and _OF_A_CHECK.match(cause.line.text):
+    if cause.rule.id in OF_THE_SCRIPT and not _OF_THE_CODE.match(cause.line.text):
         return False
     if cause.line.text.lstrip().startswith("raise "):
         return False  # The log was cut before the message.

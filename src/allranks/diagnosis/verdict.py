@@ -139,7 +139,7 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
     if rule.level >= (Level.UNCLEAR if cause.is_note else Level.FOLLOWS):
         sure = "unknown"
     else:
-        sure = "certain" if is_certain(cause, found) else "likely"
+        sure = "certain" if is_certain(cause, found, first) else "likely"
     same = [match for match in found if match.rule is rule and match is not cause]
     near = [match for match in same if is_of_one_report(match, cause)]
     named = {name: value for match in (*near[::-1], cause) for name, value in match.captured.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 TYPO = "import os\nif os.environ['RANK'] == '1':\n    weigths\nimport time\ntime.sleep(1000)\n"
 FULL = TYPO.replace("weigths", "raise OSError(28, 'No space left on device')")
 FOUND, RETRY = "a disk, or /dev/shm, is full (train.py:3, likely)", "can help after a change of the job"
@@ -40,14 +42,26 @@ def test_what_was_kept_is_shown_and_why_judges_again(allranks) -> None:
     assert "the script raised NameError (train.py:3, certain)" in allranks("status").stdout
 
 
-def test_an_exception_of_the_script_is_reported_once(allranks) -> None:
-    allranks.script(TYPO)
+@pytest.mark.parametrize(
+    ("wrong", "error", "sure"),
+    [("weigths", "NameError: name 'weigths' is not defined", "certain"), ("{}['lr']", "KeyError: 'lr'", "likely")],
+)
+def test_an_exception_of_the_script_is_reported_once(allranks, wrong: str, error: str, sure: str) -> None:
+    allranks.script(TYPO.replace("weigths", wrong))
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     assert "diagnosis" not in done.stderr
-    assert "\n  why: NameError: name 'weigths' is not defined (train.py:3)\n" in done.stderr
+    assert f"\n  why: {error} (train.py:3)\n" in done.stderr
     retry = "a retry will not help: change the script or its environment first"
-    line = f"diagnosis: the script raised NameError (train.py:3, certain); {retry}\n"
+    line = f"diagnosis: the script raised {error.partition(':')[0]} (train.py:3, {sure}); {retry}\n"
     assert allranks("logs", "-f").stderr.endswith(line)
+
+
+def test_an_exception_that_the_script_has_caught_is_reported_beside_its_exit(allranks) -> None:
+    caught = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    traceback.print_exc()\nsys.exit('no such data')\n"
+    allranks.script(f"import sys, traceback\n{caught}")
+    stderr = allranks("run", "train.py").stderr
+    assert "diagnosis: the script raised ZeroDivisionError (train.py:3, likely);" in stderr
+    assert "\n  why: no such data\n" in stderr
 
 
 def test_a_run_that_was_not_explained_has_no_verdict(allranks) -> None:

@@ -35,7 +35,7 @@ def test_a_run_of_which_a_rank_failed(allranks: Any) -> None:
         f"fix     correct train.py:3, then: allranks resume {log.parts[1]} "
         "(no checkpoint: from the beginning, unless the script loads its own)",
         "retry   will not help: change the script or its environment first",
-        "sure    certain (script-exception)",
+        "sure    likely (script-exception)",
     ]
     found = json.loads(allranks("why", "fails", "--json").stdout)["diagnosis"]
     assert (found["id"], found["rank"], found["place"], found["retry"]) == (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from test_verdict import TRACEBACK, verdict
 
@@ -52,10 +54,24 @@ def test_a_key_that_an_override_lacks_is_an_argument_and_one_that_the_script_rea
     assert (found.id, found.cause) == ("configuration-key", "the configuration has no key numworkers")
 
 
-@pytest.mark.parametrize("error", ["AssertionError: bad", "AssertionError", "Exception: bad"])
-def test_what_a_check_of_the_script_tells_is_never_certain(error: str) -> None:
+OF_ELSEWHERE = """AssertionError: bad|AssertionError|Exception: bad|ValueError: no such model|KeyError: 'lr'
+AttributeError: 'Trainer' object has no attribute 'x'|TypeError: f() missing 1 required positional argument: 'x'
+IndexError: list index out of range|UnicodeDecodeError: 'utf-8' codec can't decode byte 0x81"""
+
+
+@pytest.mark.parametrize("error", re.split(r"[|\n]", OF_ELSEWHERE))
+def test_an_exception_that_may_come_from_elsewhere_is_never_certain(error: str) -> None:
     found = verdict(TRACEBACK.format(file="train.py", line=9, error=error))
     assert (found.id, found.sure) == ("script-exception", "likely")
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["NameError: name 'weigths' is not defined", "UnboundLocalError: x", "ZeroDivisionError: division by zero"],
+)
+def test_an_exception_of_the_code_itself_is_certain(error: str) -> None:
+    found = verdict(TRACEBACK.format(file="train.py", line=9, error=error))
+    assert (found.id, found.sure, found.place) == ("script-exception", "certain", "train.py:9")
 
 
 def test_an_assertion_of_something_else_is_an_exception_of_the_script() -> None:
@@ -87,7 +103,7 @@ def test_an_exception_is_found_in_a_traceback_that_is_indented() -> None:
         '    Traceback (most recent call last):\n      File "/home/ada/train.py", line 9, in f\n    KeyError: 1\n'
     )
     found = verdict(indented)
-    assert (found.id, found.sure, found.place) == ("script-exception", "certain", "train.py:9")
+    assert (found.id, found.sure, found.place) == ("script-exception", "likely", "train.py:9")
     assert of_text(indented.replace("    KeyError", "          KeyError").encode()) is None
 
 

@@ -32,7 +32,7 @@ def test_a_victim_is_not_the_cause(tmp_path: Path) -> None:
     for rank in range(64):
         folder = tmp_path / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
-        error = CLOSED if rank != 17 else "KeyError: 'weights'"
+        error = CLOSED if rank != 17 else "ZeroDivisionError: division by zero"
         (folder / "stderr.log").write_text(TRACEBACK.format(file="train.py", line=88, error=error))
     found = of_files([tmp_path])
     assert found
@@ -41,7 +41,7 @@ def test_a_victim_is_not_the_cause(tmp_path: Path) -> None:
 
 
 def test_a_cause_is_found_above_what_many_ranks_say_of_it() -> None:
-    cause = TRACEBACK.format(file="train.py", line=88, error="KeyError: 'weights'")
+    cause = TRACEBACK.format(file="train.py", line=88, error="ZeroDivisionError: division by zero")
     text = "".join(f"[rank17]: {line}\n" for line in cause.splitlines())
     frames = "".join(f"frame #{number}: c10::f() + 0x96\n" for number in range(40))
     text += "".join(f"[rank{rank}]: {CLOSED}\n{frames}" for rank in range(18, 512))
@@ -54,7 +54,7 @@ def test_a_cause_is_found_above_what_many_ranks_say_of_it() -> None:
     [
         ("/env/lib/python3.10/site-packages/transformers/trainer.py", "package-versions", "likely"),
         ("/env/lib/python3.10/site-packages/torch/nn/modules/module.py", "script-exception", "likely"),
-        ("/home/user/train.py", "script-exception", "certain"),
+        ("/home/user/train.py", "script-exception", "likely"),
     ],
 )
 def test_a_package_that_calls_another_with_an_unknown_argument(frame: str, expected: str, sure: str) -> None:
@@ -100,6 +100,14 @@ def test_what_torchrun_names_first_comes_first() -> None:
     report = "Root Cause (first observed failure):\n[0]:\n  time : now\n  rank      : 3 (local_rank: 3)\n"
     found = verdict("\n".join(texts) + "\n" + report)
     assert (found.rank, found.place) == (3, "train.py:4")
+
+
+@pytest.mark.parametrize(("own", "sure"), [("", "likely"), (f"[rank0]: {CLOSED}\n", "certain")])
+def test_a_cause_is_certain_only_if_the_rank_that_failed_first_was_heard(own: str, sure: str) -> None:
+    missing = "[rank3]: ModuleNotFoundError: No module named 'apex'\n"
+    report = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n"
+    found = verdict(f"{missing}{own}{report}")
+    assert (found.id, found.rank, found.sure) == ("import-missing", 3, sure)
 
 
 def test_a_warning_of_an_old_driver_explains_that_no_gpu_was_found() -> None:
@@ -151,7 +159,7 @@ DUPLICATE = "init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 4 both
 BELOW = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
   File "{file}", line 12, in load
-ValueError: bad"""
+NameError: bad"""
 ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 12 files\n"
 
 
@@ -168,8 +176,9 @@ ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 1
         (f"{DUPLICATE}\n{ORDINARY}", "gpu-duplicate", "likely"),
         (f"srun: error: node1: task 0: Exited with exit code 1\n{DUPLICATE}", "gpu-duplicate", "likely"),
         ("ValueError: bad", "script-exception", "likely"),
-        (TRACEBACK.format(file="train.py", line=9, error="ValueError: bad"), "script-exception", "certain"),
-        (TRACEBACK.format(file="../site-packages/a.py", line=9, error="ValueError: bad"), "script-exception", "likely"),
+        (TRACEBACK.format(file="train.py", line=9, error="NameError: bad"), "script-exception", "certain"),
+        (TRACEBACK.format(file="train.py", line=9, error="ValueError: bad"), "script-exception", "likely"),
+        (TRACEBACK.format(file="../site-packages/a.py", line=9, error="NameError: bad"), "script-exception", "likely"),
         (BELOW.format(file="train.py"), "script-exception", "certain"),
         (BELOW.format(file="/v/site-packages/a.py"), "script-exception", "likely"),
         (f"FileNotFoundError: a.json\n\nDuring handling of the above exception, another exception occurred:\n\n{FULL}",
@@ -190,7 +199,7 @@ def test_a_command_that_is_not_there_is_not_the_cause_after_a_rank_has_failed() 
 
 @pytest.mark.parametrize("said", ["/bin/sh: 1: nvidia-smi: not found", "grep: /etc/x: Permission denied"])
 def test_a_command_that_failed_before_python_ran_is_not_the_cause(said: str) -> None:
-    found = verdict(f"{said}\n" + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
+    found = verdict(f"{said}\n" + TRACEBACK.format(file="train.py", line=9, error="NameError: x"))
     assert (found.id, found.sure) == ("script-exception", "certain")
     assert verdict(said).id != "script-exception"
 
@@ -331,19 +340,19 @@ Original Traceback (most recent call last):
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]: "])
 @pytest.mark.parametrize(
-    ("error", "message", "expected"),
+    ("error", "message", "expected", "sure"),
     [
-        ("KeyError", "'image'", "dataloader-worker-error"),
-        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.png'", "file-not-found"),
-        ("ZeroDivisionError", "division by zero", "dataloader-worker-error"),
+        ("KeyError", "'image'", "dataloader-worker-error", "likely"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.png'", "file-not-found", "certain"),
+        ("ZeroDivisionError", "division by zero", "dataloader-worker-error", "certain"),
     ],
 )
 def test_an_exception_in_a_data_loader_worker_is_placed_where_it_was_raised(
-    error: str, message: str, expected: str, prefix: str
+    error: str, message: str, expected: str, sure: str, prefix: str
 ) -> None:
     lines = WORKER.format(error=error, message=message).splitlines()
     found = verdict("".join(f"{prefix}{line}\n" for line in lines))
-    assert (found.id, found.sure, found.place) == (expected, "certain", "data.py:12")
+    assert (found.id, found.sure, found.place) == (expected, sure, "data.py:12")
     assert found.evidence[0].text == f"{error}: {message}"
     if expected == "dataloader-worker-error":
         assert found.cause == f"the dataset raised {error} in a data loader worker"
