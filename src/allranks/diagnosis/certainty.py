@@ -58,6 +58,8 @@ def is_certain(cause: Match, found: Sequence[Match], first: int | None) -> bool:
         return False  # The condition that failed may stand for something else.
     if cause.rule.id in OF_THE_SCRIPT and not _OF_THE_CODE.match(cause.line.text):
         return False
+    if cause.rule.id == "shape-mismatch" and not cause.place:
+        return False  # The shapes may be those of a checkpoint or of another rank's data.
     if cause.line.text.lstrip().startswith("raise "):
         return False  # The log was cut before the message.
     if cause.rule.level is Level.GENERAL and EXCEPTION.match(cause.line.text):

@@ -160,6 +160,7 @@ BELOW = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
   File "{file}", line 12, in load
 NameError: bad"""
+SHAPES = "RuntimeError: The size of tensor a (8) must match the size of tensor b (2) at non-singleton dimension 0"
 ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 12 files\n"
 
 
@@ -181,6 +182,9 @@ ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 1
         (TRACEBACK.format(file="../site-packages/a.py", line=9, error="NameError: bad"), "script-exception", "likely"),
         (BELOW.format(file="train.py"), "script-exception", "certain"),
         (BELOW.format(file="/v/site-packages/a.py"), "script-exception", "likely"),
+        (SHAPES, "shape-mismatch", "likely"),
+        (TRACEBACK.format(file="train.py", line=9, error=SHAPES), "shape-mismatch", "certain"),
+        (TRACEBACK.format(file="../site-packages/a.py", line=9, error=SHAPES), "shape-mismatch", "likely"),
         (f"FileNotFoundError: a.json\n\nDuring handling of the above exception, another exception occurred:\n\n{FULL}",
          "cuda-out-of-memory", "likely"),
     ],

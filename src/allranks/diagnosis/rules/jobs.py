@@ -165,6 +165,7 @@ RULES = (
         r"(?:Batch job submission failed|[Uu]nable to allocate resources): (?P<why>.+)",
         r"^sbatch: error: (?P<why>This does not look like a batch script|Batch script contains DOS line breaks)",
         r"^(?:sbatch|srun|salloc): error: (?P<why>Invalid --\S+ specification|Unable to open file .+)",
+        r"^(?:sbatch|srun|salloc): error: Job rejected: (?P<why>.+)|\bFailedJobError: sbatch: error: (?P<why2>.+)",
         fix="correct the option that it names, in the job file or in the lines #SBATCH of the script: see man sbatch",
         source="slurm_errno.c",
     ),
@@ -206,7 +207,7 @@ RULES = (
         r"Permission denied \((?:publickey|password|gssapi|keyboard-interactive)[^)]*\)",
         r"Host key verification failed",
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        r"Too many authentication failures",
+        r"Too many authentication failures|No authentication methods available",  # The last: paramiko's.
         fix="ssh NODE must work without a question: ssh-copy-id NODE, and ssh NODE once to accept its key; if that "
         "has changed for a good reason, ssh-keygen -R NODE",
         source="ssh(1)",
