@@ -24,6 +24,8 @@ _OF_GPUS = re.compile(
 )
 #: Names of Python scripts that spread one model over the GPUs.
 _IN_PARTS = re.compile(r"split|pipe|shard|parallel")
+#: What counts the GPUs of a node.
+_COUNT = re.compile(rb"nvidia-smi|cuda\.device_count")
 #: Values of --gpu-bind that show a task one GPU.
 _HIDING = ("single", "per_task", "map_gpu", "closest")
 
@@ -165,6 +167,38 @@ def _idle_gpus(view: View) -> Iterator[Found]:
             return  # One that needs all GPUs, or may run beside others.
         idle.append(Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus}))
     yield from idle[:1]
+
+
+@likely(
+    "AR127 counted-gpus-unused",
+    "the script counts the GPUs of the node in {name}, and torchrun starts one rank there",
+    fix='--nproc-per-node="${name}"',
+    source=f"{TORCHRUN} --nproc-per-node, default 1",
+)
+def _counted(view: View) -> Iterator[Found]:
+    script = view.script
+    if not _COUNT.search(script.text.data):
+        return
+    counts = [each.name for each in script.assignments if _counts_gpus("".join(part.text for part in each.parts or ()))]
+    launches = [launch for launch in view.torchrun if not launch.call.get("--nproc-per-node")] if counts else []
+    if launches and not (script.sets("PET_NPROC_PER_NODE") or _is_passed_on(view, counts[0])):
+        for launch in launches:
+            if not _uses_all(view, launch):
+                yield Found(launch.command.at, {"name": counts[0]})
+
+
+def _counts_gpus(text: str) -> bool:
+    return "cuda.device_count(" in text or ("nvidia-smi" in text and "wc " in text)
+
+
+def _is_passed_on(view: View, name: str) -> bool:
+    """Return whether a variable goes into more than messages and tests."""
+    if name in view.script.exported:
+        return True
+    parts = [part for each in view.script.assignments for part in each.parts or ()]
+    for command in view.script.commands:
+        parts += command.variables if command.name not in ("echo", "printf", "[", "[[", "test") else ()
+    return any(part.kind == "variable" and part.text == name for part in parts)
 
 
 def _uses_all(view: View, launch: Launch) -> bool:
