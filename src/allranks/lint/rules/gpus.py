@@ -24,6 +24,7 @@ _OF_GPUS = re.compile(
 )
 #: Names of Python scripts that spread one model over the GPUs.
 _IN_PARTS = re.compile(r"split|pipe|shard|parallel")
+_ACCELERATOR = re.compile(r"--(?:trainer\.)?accelerator[= ](?:gpu|cuda)\b")
 #: What counts the GPUs of a node.
 _COUNT = re.compile(rb"nvidia-smi|cuda\.device_count")
 #: Values of --gpu-bind that show a task one GPU.
@@ -210,7 +211,7 @@ def _uses_all(view: View, launch: Launch) -> bool:
 
 @hint(
     "AR110 no-gpus-requested",
-    "{ranks} ranks start on each node, and the directives request no GPU",
+    "{use}, and the directives request no GPU",
     fix="request them: #SBATCH --gpus-per-node=N, or --gres=gpu:N",
     source=f"{SBATCH} --gres",
 )
@@ -220,7 +221,13 @@ def _no_gpus(view: View) -> Iterator[Found]:
     for launch in view.torchrun:
         is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
         if launch.nproc and launch.nproc > 1 and _gpus(view, launch) is None and not is_own:
-            yield Found(launch.command.at, {"ranks": launch.nproc})
+            yield Found(launch.command.at, {"use": f"{launch.nproc} ranks start on each node"})
+            return
+    for launch in view.launches:
+        is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
+        match = _ACCELERATOR.search(launch.command.text) if launch.is_python and not is_own else None
+        if match:
+            yield Found(launch.command.at, {"use": f"Lightning gets {match[0]}"})
             return
 
 
