@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from allranks.lint.model import LAUNCHERS, MPI, Command
+from allranks.lint.model import LAUNCHERS, MPI, Command, Word
 from allranks.lint.reading import View
-from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
+from allranks.lint.rules.base import BASH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import MODULES, SHELLS, is_python
 
@@ -23,6 +24,18 @@ _OF_LAUNCHERS = re.compile(r"--(?:nproc|nnodes|standalone|num_|rdzv)|launch$")
 _OF_ACCELERATE = ("launch", "config", "env", "test", "estimate-memory", "merge-weights", "tpu-config", "to-fsdp2")
 #: Modules whose names are near to those of launchers, and that can be run.
 _RUNNABLE = ("deepspeed.launcher.launch",)
+#: Commands of launch scripts with two letters in the wrong order, or one left out.
+_MISSPELLED = {
+    wrong: name
+    for name in ("source", "export", "module", "python", "sbatch")
+    for at in range(1, len(name))
+    for wrong in (name[: at - 1] + name[at] + name[at - 1] + name[at + 1 :], name[:at] + name[at + 1 :])
+    if wrong != name
+}
+_EXPANDED = re.compile(r"(\$\{?\w+\}?)")
+#: Characters of a line that are looked at.
+_LONG = 1000
+_OF_DEEPSPEED = re.compile(r'"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)"')
 _SET_UP = re.compile(
     r"conda\.sh|mamba\.sh|shell\.\w+ hook|shell hook|conda shell|conda init"
     r"|\.bashrc|\.bash_profile|\.profile|/etc/profile|bin/activate"
@@ -54,6 +67,35 @@ def _sets_up(command: Command) -> bool:
     # A script that sources a file of its own may get conda from there.
     is_source = command.name in ("module", "ml", "spack", "source", ".", "eval", "setup_env")
     return is_source or bool(_SET_UP.search(" ".join(word.shown for word in command.words)))
+
+
+@likely(
+    "AR818 word-after-the-environment",
+    "conda activate takes one environment, and fails at {word}: the training runs in another one",
+    fix="leave {word} out; a comment starts with #",
+    source=f"{_CONDA}: activate does not accept more than one argument",
+)
+def _second_environment(view: View) -> Iterator[Found]:
+    for command in view.script.named("conda", "mamba", "source", "."):
+        is_source = command.name in ("source", ".")
+        starts = re.search(r"(?:^|conda\w*/bin/)activate$" if is_source else "^activate$", command.first)
+        words = [word for word in command.args[1:] if not word.shown.startswith("-")] if starts else []
+        if len(words) > 1 and "--stack" not in command.values:
+            yield Found(words[1].at, {"word": words[1].shown})
+
+
+@likely(
+    "AR819 misspelled-command",
+    "there is no program {word}: the shell goes on without it, or ends",
+    fix="did you mean {near}?",
+    source=f"{BASH}, COMMAND EXECUTION",
+)
+def _misspelled_command(view: View) -> Iterator[Found]:
+    wrong = [command for command in view.script.commands if command.name in _MISSPELLED]
+    functions = {command.context.function for command in view.script.commands} if wrong else ()
+    for command in wrong:
+        if command.name not in functions:
+            yield Found(command.at, {"word": command.name, "near": _MISSPELLED[command.name]})
 
 
 @hint(
@@ -316,3 +358,52 @@ def _module_path(view: View) -> Iterator[Found]:
         if program and program.value and program.value.endswith(".py"):
             module = program.value[:-3].strip("./").replace("/", ".")
             yield Found(program.at, {"script": program.value, "module": module})
+
+
+@fatal(
+    "AR820 configuration-is-no-json",
+    "DeepSpeed cannot read this configuration: {why}",
+    fix="JSON as python -m json.tool takes it: no comma before a closing bracket, no comment, texts in double quotes",
+    source="deepspeed/runtime/config.py: json.load",
+)
+def _no_json(view: View) -> Iterator[Found]:
+    for command in view.script.named("cat", "tee"):
+        for operator, text in command.redirects:
+            if operator == "<<" and _OF_DEEPSPEED.search(text.shown) and text.shown.lstrip().startswith("{"):
+                yield from _faults_in_json(text)
+
+
+def _faults_in_json(text: Word) -> Iterator[Found]:
+    """Yield the first place where a here-document is no JSON, before the first variable that may be some lines."""
+    filled = ""
+    starts: list[tuple[int, int]] = []
+    is_whole = True
+    for value, at in _pieces(text):
+        line = filled[-_LONG:].rpartition("\n")[2]
+        if len(line) == _LONG:
+            return
+        if value is None and line.count('"') % 2 == 0 and not line.rstrip().endswith((":", "[")):
+            is_whole = False
+            break
+        starts.append((len(filled), at))
+        filled += "1" if value is None else value
+    try:
+        json.loads(filled)
+    except json.JSONDecodeError as error:
+        start, at = max(each for each in starts if each[0] <= error.pos)
+        if is_whole or error.pos < len(filled.rstrip()) - 1:
+            yield Found(at + len(filled[start : error.pos].encode()), {"why": error.msg})
+    except RecursionError:
+        return
+
+
+def _pieces(text: Word) -> Iterator[tuple[str | None, int]]:
+    """Yield the texts of a here-document and where they start, and None for what is not known."""
+    for part in text.parts:
+        if part.value is None or not part.is_verbatim or part.quote == "'":
+            yield part.value, part.at
+            continue
+        at = part.at
+        for number, piece in enumerate(_EXPANDED.split(part.value)):  # The grammar leaves some expansions in the text.
+            yield None if number % 2 else piece, at
+            at += len(piece.encode())

@@ -24,6 +24,9 @@ _OF_GPUS = re.compile(
 )
 #: Names of Python scripts that spread one model over the GPUs.
 _IN_PARTS = re.compile(r"split|pipe|shard|parallel")
+_ACCELERATOR = re.compile(r"--(?:trainer\.)?accelerator[= ](?:gpu|cuda)\b")
+#: What counts the GPUs of a node.
+_COUNT = re.compile(rb"nvidia-smi|cuda\.device_count")
 #: Values of --gpu-bind that show a task one GPU.
 _HIDING = ("single", "per_task", "map_gpu", "closest")
 
@@ -167,6 +170,38 @@ def _idle_gpus(view: View) -> Iterator[Found]:
     yield from idle[:1]
 
 
+@likely(
+    "AR127 counted-gpus-unused",
+    "the script counts the GPUs of the node in {name}, and torchrun starts one rank there",
+    fix='--nproc-per-node="${name}"',
+    source=f"{TORCHRUN} --nproc-per-node, default 1",
+)
+def _counted(view: View) -> Iterator[Found]:
+    script = view.script
+    if not _COUNT.search(script.text.data):
+        return
+    counts = [each.name for each in script.assignments if _counts_gpus("".join(part.text for part in each.parts or ()))]
+    launches = [launch for launch in view.torchrun if not launch.call.get("--nproc-per-node")] if counts else []
+    if launches and not (script.sets("PET_NPROC_PER_NODE") or _is_passed_on(view, counts[0])):
+        for launch in launches:
+            if not _uses_all(view, launch):
+                yield Found(launch.command.at, {"name": counts[0]})
+
+
+def _counts_gpus(text: str) -> bool:
+    return "cuda.device_count(" in text or ("nvidia-smi" in text and "wc " in text)
+
+
+def _is_passed_on(view: View, name: str) -> bool:
+    """Return whether a variable goes into more than messages and tests."""
+    if name in view.script.exported:
+        return True
+    parts = [part for each in view.script.assignments for part in each.parts or ()]
+    for command in view.script.commands:
+        parts += command.variables if command.name not in ("echo", "printf", "[", "[[", "test") else ()
+    return any(part.kind == "variable" and part.text == name for part in parts)
+
+
 def _uses_all(view: View, launch: Launch) -> bool:
     """Return whether one process may use all GPUs of a node."""
     words = [word.shown for word in launch.call.rest]
@@ -176,7 +211,7 @@ def _uses_all(view: View, launch: Launch) -> bool:
 
 @hint(
     "AR110 no-gpus-requested",
-    "{ranks} ranks start on each node, and the directives request no GPU",
+    "{use}, and the directives request no GPU",
     fix="request them: #SBATCH --gpus-per-node=N, or --gres=gpu:N",
     source=f"{SBATCH} --gres",
 )
@@ -186,7 +221,13 @@ def _no_gpus(view: View) -> Iterator[Found]:
     for launch in view.torchrun:
         is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
         if launch.nproc and launch.nproc > 1 and _gpus(view, launch) is None and not is_own:
-            yield Found(launch.command.at, {"ranks": launch.nproc})
+            yield Found(launch.command.at, {"use": f"{launch.nproc} ranks start on each node"})
+            return
+    for launch in view.launches:
+        is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
+        match = _ACCELERATOR.search(launch.command.text) if launch.is_python and not is_own else None
+        if match:
+            yield Found(launch.command.at, {"use": f"Lightning gets {match[0]}"})
             return
 
 

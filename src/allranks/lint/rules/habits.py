@@ -18,7 +18,7 @@ _EXAMPLE = re.compile(
 _KNOWN = re.compile(
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20}"
 )
-_COMMON = re.compile(r"python|torchrun|train|accelerate|deepspeed|\.py\b|ray\b")
+_COMMON = re.compile(r"python|torchrun|train|accelerate|deepspeed|vllm|sglang|\.py\b|ray\b")
 
 
 @likely(

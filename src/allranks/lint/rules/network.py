@@ -110,6 +110,8 @@ def _unknown(view: View) -> Iterator[Found]:
             else:
                 if meant.startswith("NCCL_") and assignment.value in _WORDS["NCCL_DEBUG"]:
                     yield Found(assignment.at, {"name": name, "near": "NCCL_DEBUG"})
+                elif name.startswith("TORCH_DISTRIBUTED_") and assignment.value in ("DEBUG", "DETAIL", "INFO"):
+                    yield Found(assignment.at, {"name": name, "near": "TORCH_DISTRIBUTED_DEBUG=DETAIL"})
 
 
 @likely(

@@ -13,6 +13,8 @@ from allranks.lint.syntax import Given
 
 _STORE = "torch/distributed/elastic/rendezvous of torch 2.13"
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[?::1\]?|0\.0\.0\.0)(?::.*)?")
+#: The nodes of a Trainer of Lightning, as Hydra or its own command line takes them.
+_TRAINER_NODES = re.compile(r"^(?:--)?(?:\w+\.)?trainer\.num_nodes=(\d{1,4})$")
 _LISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "PBS_NODEFILE")
 
 
@@ -164,23 +166,38 @@ def _standalone(view: View) -> Iterator[Found]:
 
 @fatal(
     "AR307 nnodes-is-not-the-nodes",
-    "torchrun waits for {nnodes} nodes, and {tasks} of them are started",
-    fix="--nnodes=$SLURM_NNODES",
-    source=f"{TORCHRUN} --nnodes",
+    "{program} waits for {nnodes} nodes, and {tasks} of them are started",
+    fix="{option}=$SLURM_NNODES",
+    source=f"{TORCHRUN} --nnodes; lightning.ai, Trainer num_nodes",
 )
 def _wrong_nodes(view: View) -> Iterator[Found]:
+    for nnodes, at, tasks in _torchrun_nodes(view):
+        yield Found(at, {"program": "torchrun", "nnodes": nnodes, "tasks": tasks, "option": "--nnodes"})
+    for launch in view.started_by("srun"):
+        if not (launch.is_python and launch.tasks and launch.tasks_per_node):
+            continue
+        for word in launch.command.args:
+            match = _TRAINER_NODES.search(word.value or "")
+            nodes = launch.tasks // launch.tasks_per_node
+            if match and int(match[1]) != nodes:
+                fields = {"program": "Lightning", "nnodes": match[1], "tasks": nodes, "option": "trainer.num_nodes"}
+                yield Found(word.at, fields)
+
+
+def _torchrun_nodes(view: View) -> Iterator[tuple[int, int, int]]:
+    """Yield the nodes that torchrun is told, where, and the nodes that it starts on, which are others."""
     for launch, given in view.torchrun_given("--nnodes"):
-        if not launch.has_many_nodes or ":" in given.value.shown:
+        if not launch.nnodes or launch.nnodes == 1 or ":" in given.value.shown:
             continue
         if launch.starter_name == "srun":
             tasks = launch.tasks if launch.tasks_per_node == 1 else None
             if tasks is not None and tasks > 1 and tasks != launch.nnodes:
-                yield Found(given.at, {"nnodes": launch.nnodes, "tasks": tasks})
+                yield launch.nnodes, given.at, tasks
         elif launch.starter is None and view.script.kind == "slurm" and view.resources.nodes == 1:
             rank = launch.call.get("--node-rank")
             if rank and rank.value.is_literal:
                 continue  # Each node is a job of its own.
-            yield Found(given.at, {"nnodes": launch.nnodes, "tasks": 1})
+            yield launch.nnodes, given.at, 1
 
 
 @fatal(

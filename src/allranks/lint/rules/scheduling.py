@@ -16,6 +16,10 @@ from allranks.lint.unwrap import SHELLS
 _ALMOST = re.compile(r"#\s?(S[A-Z]{3,7}|SBATCh|Sbatch|sbatch|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
+#: Options whose value is a number above 0.
+_NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
+#: So many empty values make it a form, for somebody to fill in.
+_TEMPLATE = 3
 _HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
 #: Names that Grid Engine replaces in a path, whatever follows them.
 _PATTERNS_GE = ("HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID")
@@ -133,6 +137,18 @@ def _unknown_option(view: View) -> Iterator[Found]:
             yield Found(directive.at, {"option": option, "near": near})
 
 
+@fatal(
+    "AR435 number-left-out",
+    "{option}= has no number, and sbatch refuses the script",
+    fix="{option}=N, or no such line",
+    source=f"{SBATCH}: is not a valid node count, Invalid numeric value",
+)
+def _left_out(view: View) -> Iterator[Found]:
+    empty = [each for each in view.script.read if each.family == "slurm" and each.name in _NUMBERS and not each.value]
+    for directive in empty if len(empty) < _TEMPLATE else ():
+        yield Found(directive.at, {"option": f"--{directive.name}"})
+
+
 @hint(
     "AR407 no-time-limit",
     "without {option} the job gets the limit of the queue: it waits longer, or blocks the node for days",
@@ -184,6 +200,9 @@ def _too_many_tasks(view: View) -> Iterator[Found]:
             yield Found(directive.at, {"tasks": tasks, "why": f"nodes times --ntasks-per-node is {most}"})
     if 0 < tasks < nodes:
         why = f"Slurm gives no node without a task, so {tasks} of the {nodes}"
+        yield Found(view.script.options("ntasks")[-1].at, {"tasks": tasks, "why": why})
+    elif nodes and tasks % nodes and view.started_by("srun") and not view.script.option("ntasks-per-node"):
+        why = f"{nodes} nodes get unequal numbers of tasks"
         yield Found(view.script.options("ntasks")[-1].at, {"tasks": tasks, "why": why})
 
 

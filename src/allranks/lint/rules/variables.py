@@ -74,7 +74,10 @@ def _misspelled(view: View) -> Iterator[Found]:
     if view.runs_more:
         return
     assigned = {assignment.name for assignment in script.assignments}
-    unused = [name for name in assigned - script.used - script.exported if len(name) > 4]
+    # NAME=${NAME:-1} is no use of it.
+    own = {(each.name, part.at) for each in script.assignments for part in each.parts or ()}
+    used = {use.name for use in script.uses if (use.name, use.at) not in own}
+    unused = [name for name in assigned - used - script.exported if len(name) > 4]
     if len(unused) > _MANY:
         return
     seen = assigned.copy()

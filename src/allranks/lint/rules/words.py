@@ -382,6 +382,19 @@ def _assignment_as_program(view: View) -> Iterator[Found]:
             yield Found(command.at, {"starter": "the shell", "word": match.string, "name": match[1]})
 
 
+@likely(
+    "AR229 dollar-missing",
+    "{program} gets the word {name}, not the number in it: it ends nothing, and waits for nothing",
+    fix='"${name}"',
+    source=f"{BASH}, kill and wait",
+)
+def _name_without_dollar(view: View) -> Iterator[Found]:
+    for command in view.script.named("kill", "wait"):
+        for word in command.args:
+            if word.value and word.value.isidentifier() and view.script.sets(word.value):
+                yield Found(word.at, {"program": command.name, "name": word.value})
+
+
 @fatal(
     "AR217 syntax-error",
     "bash cannot read {name}: {message}",
