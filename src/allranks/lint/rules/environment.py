@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from allranks.lint.model import LAUNCHERS, MPI, Command, Word
+from allranks.lint.model import LAUNCHERS, MPI, Command
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
@@ -32,10 +31,6 @@ _MISSPELLED = {
     for wrong in (name[: at - 1] + name[at] + name[at - 1] + name[at + 1 :], name[:at] + name[at + 1 :])
     if wrong != name
 }
-_EXPANDED = re.compile(r"(\$\{?\w+\}?)")
-#: Characters of a line that are looked at.
-_LONG = 1000
-_OF_DEEPSPEED = re.compile(r'"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)"')
 _SET_UP = re.compile(
     r"conda\.sh|mamba\.sh|shell\.\w+ hook|shell hook|conda shell|conda init"
     r"|\.bashrc|\.bash_profile|\.profile|/etc/profile|bin/activate"
@@ -358,52 +353,3 @@ def _module_path(view: View) -> Iterator[Found]:
         if program and program.value and program.value.endswith(".py"):
             module = program.value[:-3].strip("./").replace("/", ".")
             yield Found(program.at, {"script": program.value, "module": module})
-
-
-@fatal(
-    "AR820 configuration-is-no-json",
-    "DeepSpeed cannot read this configuration: {why}",
-    fix="JSON as python -m json.tool takes it: no comma before a closing bracket, no comment, texts in double quotes",
-    source="deepspeed/runtime/config.py: json.load",
-)
-def _no_json(view: View) -> Iterator[Found]:
-    for command in view.script.named("cat", "tee"):
-        for operator, text in command.redirects:
-            if operator == "<<" and _OF_DEEPSPEED.search(text.shown) and text.shown.lstrip().startswith("{"):
-                yield from _faults_in_json(text)
-
-
-def _faults_in_json(text: Word) -> Iterator[Found]:
-    """Yield the first place where a here-document is no JSON, before the first variable that may be some lines."""
-    filled = ""
-    starts: list[tuple[int, int]] = []
-    is_whole = True
-    for value, at in _pieces(text):
-        line = filled[-_LONG:].rpartition("\n")[2]
-        if len(line) == _LONG:
-            return
-        if value is None and line.count('"') % 2 == 0 and not line.rstrip().endswith((":", "[")):
-            is_whole = False
-            break
-        starts.append((len(filled), at))
-        filled += "1" if value is None else value
-    try:
-        json.loads(filled)
-    except json.JSONDecodeError as error:
-        start, at = max(each for each in starts if each[0] <= error.pos)
-        if is_whole or error.pos < len(filled.rstrip()) - 1:
-            yield Found(at + len(filled[start : error.pos].encode()), {"why": error.msg})
-    except RecursionError:
-        return
-
-
-def _pieces(text: Word) -> Iterator[tuple[str | None, int]]:
-    """Yield the texts of a here-document and where they start, and None for what is not known."""
-    for part in text.parts:
-        if part.value is None or not part.is_verbatim or part.quote == "'":
-            yield part.value, part.at
-            continue
-        at = part.at
-        for number, piece in enumerate(_EXPANDED.split(part.value)):  # The grammar leaves some expansions in the text.
-            yield None if number % 2 else piece, at
-            at += len(piece.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -391,8 +392,9 @@ def _assignment_as_program(view: View) -> Iterator[Found]:
 def _name_without_dollar(view: View) -> Iterator[Found]:
     for command in view.script.named("kill", "wait"):
         for word in command.args:
-            if word.value and word.value.isidentifier() and view.script.sets(word.value):
-                yield Found(word.at, {"program": command.name, "name": word.value})
+            name = word.value or ""
+            if name.isidentifier() and f"SIG{name}" not in signal.Signals.__members__ and view.script.sets(name):
+                yield Found(word.at, {"program": command.name, "name": name})
 
 
 @fatal(
