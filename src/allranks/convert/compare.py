@@ -14,6 +14,8 @@ from allranks.convert.draft import Draft, short
 from allranks.convert.launchers import RANK_VARIABLES
 from allranks.convert.recorder.common import LAUNCHERS, VIA, WITHIN, find
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
+from allranks.convert.unmet import unmet_arguments, why_none
+from allranks.job.problems import listed
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 
@@ -52,6 +54,8 @@ class Verification:
     ranks: int
     equal: tuple[str, ...]
     differences: tuple[Difference, ...]
+    cause: str = ""  # Why the script could not be compared; empty if it was, or if nothing says why.
+    fix: str = ""  # What to type then.
 
     @property
     def is_equal(self) -> bool:
@@ -61,8 +65,8 @@ class Verification:
     @property
     def title(self) -> str:
         """What it comes to, in a line."""
-        if not self.equal:
-            return "not verified"
+        if self.cause or not self.equal:
+            return f"not verified: {self.cause}" if self.cause else "not verified"
         ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
         verdict = "verified" if self.is_equal else "verified, with differences"
         return f"{verdict}: {ranks}, alike in {', '.join(self.equal)}"
@@ -76,8 +80,16 @@ class Verification:
                 yield f"    {each.why}"
 
 
-def _started(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one."""
+def _started(
+    records: Sequence[Record], launcher: str, new: Sequence[Record]
+) -> tuple[list[Record], list[Record]]:
+    """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one.
+
+    Args:
+        records: of all that was started.
+        launcher: of the script's training; where it has one, what a plain Python runs is no rank.
+        new: the ranks of its job.
+    """
     for is_rank in (
         lambda each: each["env"].get(VIA) in (*LAUNCHERS, *MODULES.values()),
         lambda each: VIA in each["env"] and each["kind"] != "binary",
@@ -85,7 +97,9 @@ def _started(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     ):
         if found := [each for each in records if is_rank(each)]:
             return found, [each for each in records if each not in found]
-    programs = [each for each in records if each["kind"] != "binary"][-1:]
+    programs = [each for each in records if each["kind"] != "binary" and not launcher]
+    wanted = [(each["kind"], each["path"]) for each in new]
+    programs = ([each for each in programs if (each["kind"], each["path"]) in wanted] or programs)[-1:]
     return programs, [each for each in records if each not in programs]
 
 
@@ -131,8 +145,8 @@ def compare(
         said: the last words of the script.
         new_said: those of the job.
     """
-    old, old_others = _started(before)
     new = [each for each in after if each["env"].get(VIA) == "allranks"]
+    old, old_others = _started(before, draft.launcher, new)
     new_others = [each for each in after if each not in new]
     old, further = _of_one_training(old, new)
     found = _Comparison(draft, plan, base)
@@ -142,7 +156,8 @@ def compare(
         what = "ranks" if old or new else "ranks, of both"
         printed = f"; the {side}'s last output: {last}" if last else ""
         found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
-        return Verification(len(old), (), tuple(found.differences))
+        cause, fix = ("", "") if old else why_none(draft, base, said)
+        return Verification(len(old), (), tuple(found.differences), cause, fix)
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     moved = found.note(("changed", "not taken over"), "cd ")
     is_before = any(each["kind"] == "binary" for each in old)
@@ -158,7 +173,9 @@ def compare(
     found.each("files that the arguments name", one, other, _files, before_it)
     found.environment(one, other)
     found.others([*old_others, *further], new_others)
-    return Verification(len(new), tuple(found.equal), tuple(found.differences))
+    missing = [] if all(each.why for each in found.differences) else unmet_arguments(draft)
+    cause = f"the script was run without its arguments {listed(missing, 'and')}" if missing else ""
+    return Verification(len(new), tuple(found.equal), tuple(found.differences), cause)
 
 
 def _of_one_training(old: Sequence[Record], new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -273,8 +290,8 @@ class _Comparison:
         if shown := sorted(equal - names.keys()):
             self.equal.append(f"environment ({', '.join(shown)})")
         for name, (one_value, other_value) in sorted(names.items()):
-            if name in decided and not one_value:
-                continue  # torchrun decides about threads in the ranks, too late for this to see.
+            if (name in decided and not one_value) or name == self.draft.node_rank:
+                continue  # torchrun decides about threads in the ranks, too late for this to see. A rank was given.
             why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ")
             if name == "CONDA_DEFAULT_ENV":
                 why = why or self.note(("not taken over",), "environment.conda")

@@ -93,6 +93,7 @@ def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
     """Take over what the commands start, where, and how often; ``codes`` are lint's findings about them."""
     launch = group[0]
+    draft.launcher = "" if launch.is_python else launch.name
     _take_wrappers(draft, launch)
     take_hosts(draft, group)
     config = _config_of(draft, launch)
@@ -295,7 +296,10 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("binary", "bash", words[0].at, "it computes values of its arguments")
         draft.put("args", ["-c", "\n".join([*lines, f"exec {program}{typed}"])], words[0].at, "")
         return
-    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
+    args: list[_Argument] = []
+    for word in words:
+        if not _is_rest(draft, word, command.context.function):
+            args.append(_Argument(draft, word, is_program=not args))
     if any(each.is_read for each in args):
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
@@ -331,14 +335,19 @@ class _Argument:
     Attributes:
         text: its value, with the names of what is not known.
         quoted: how a shell reads it.
-        is_read: it has a variable that the job's environment has.
+        is_read: it has a variable that the job's environment has, or a ``~`` that only a shell expands; the job file
+            expands that of the program.
     """
 
-    def __init__(self, draft: Draft, word: Word) -> None:
+    def __init__(self, draft: Draft, word: Word, *, is_program: bool = False) -> None:
         self.is_read = False
         self.text = word.shown
         self.quoted = ""
-        for part in word.parts:
+        parts = [*word.parts]
+        if draft.is_home(parts):
+            self.is_read, self.quoted = not is_program, '"${HOME}"'
+            parts[0] = replace(parts[0], value=(parts[0].value or "")[1:])
+        for part in parts:
             part = _working_directory(draft, part) or part
             rank = RANK_VARIABLES.get(part.text) if part.kind == "variable" else None
             if part.value is not None and rank is None:
@@ -387,11 +396,17 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
         draft.put(f"environment.variables.{name}", "<secret>", given.at, "set it where you type allranks run")
         draft.changed(given.at, f"the value of {name} is not taken over: it comes from where you type allranks run")
         return False
-    if word.value is not None and given.items is None and given.parts is not None:
+    is_text = word.value is not None and given.items is None and given.parts is not None
+    if is_text and not draft.is_home(word.parts):
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)
         return False
     if given.is_prefix and draft.is_moved(given.at, line := _shell(draft, given)):
         draft.not_taken(given.at, f"{line}: {MOVED}")
+        return False
+    own = {each.name for each in draft.view.script.assignments if not each.is_prefix} - draft.view.script.exported
+    if given.is_prefix and any(part.value is None and part.text in own for part in word.variables):
+        draft.not_taken(given.at, f"{typed}: its value is not in the script; write it into environment.variables")
+        draft.incomplete = True
         return False
     if given.is_prefix:
         draft.add_line("node_setup" if draft.is_remote else where, f"export {line}", given.at)

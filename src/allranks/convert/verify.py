@@ -42,6 +42,8 @@ readonly -f module ml conda mamba micromamba command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
+_NO_DIRECTORY = re.compile(r": line \d+: cd: (.+): No such file or directory$", re.MULTILINE)
+_NO_TARGET = re.compile(r": line \d+: (.+): No such file or directory$", re.MULTILINE)
 #: Rounds in which paths that a script names and that are not here become stubs.
 _ROUNDS = 6
 
@@ -81,13 +83,17 @@ class _Side:
 
     Attributes:
         base: the variables that it starts with.
-        stubs: paths that were named and are not here.
+        stubs: paths that were named and are not here; directories end with a slash.
     """
 
     def __init__(self, draft: Draft, environ: Mapping[str, str], cwd: Path, hosts: Sequence[str]) -> None:
         self.draft, self.cwd, self.hosts = draft, cwd, [*hosts]
         self.files = {_SHELL_FILE: _SHELL}
         self.stubs = [sys.executable, *self._named()]
+        commands = draft.view.script.commands
+        #: What the script sources, and how the files may be called that it writes its output to.
+        self.sourced = {word.shown for each in commands if each.name in ("source", ".") for word in each.args[:1]}
+        self.targets = re.compile("|".join(_targets(draft.view.script.text.data.decode("utf-8", "replace"))) or r"\0")
         self.resources = draft.view.resources
         self.cpus = int(draft.get("resources.cpus_per_node") or os.cpu_count() or 1)
         self.gpus = int(self.resources.gpus or draft.get("resources.gpus_per_node") or 0)
@@ -128,6 +134,7 @@ class _Side:
         """Run a command until no path is missing any more; return what was recorded, and its last words."""
         options = {name: [sorted(each.valued), _other_names(each), each.attaches] for name, each in SYNTAX.items()}
         facts = {"hosts": self.hosts, "gpus": self.gpus, "cpus": self.cpus, "options": options, "modules": MODULES}
+        facts["seen_gpus"] = self.gpus or int(not self.is_batch)  # Where there is none, the job has one rank.
         facts["tasks"] = self.resources.processes or self.resources.tasks_per_node
         names = {each.name for each in self.draft.view.script.commands}
         for _ in range(_ROUNDS):
@@ -167,8 +174,12 @@ class _Side:
         for path in _MISSING.findall(stderr):
             name = PurePath(path).name
             is_program = part_of(name) or name == "activate" or name.endswith((".sh", ".bash"))
-            if "/" in path and (is_program or os.access(path, os.X_OK)):
+            if path in self.sourced or ("/" in path and (is_program or os.access(path, os.X_OK))):
                 yield from (os.path.normpath(each / path) for each in workdirs)
+        folders = [*_NO_DIRECTORY.findall(stderr)]
+        folders += [os.path.dirname(path) for path in _NO_TARGET.findall(stderr) if self.targets.fullmatch(path)]
+        for folder in folders:
+            yield from (f"{os.path.normpath(each / folder)}/" for each in workdirs)
 
     def _slurm(self) -> dict[str, str]:
         script, nodes, per_node = self.draft.view.script, len(self.hosts), self.resources.tasks_per_node
@@ -219,6 +230,12 @@ def _other_names(syntax: Syntax) -> dict[str, str]:
     known = syntax.valued | syntax.flags if syntax.abbreviates and not syntax.attaches else ()
     begun = {name[:end] for name in known for end in range(len("--x"), len(name))}
     return {**{name: syntax.canonical(name) for name in begun}, **syntax.same}
+
+
+def _targets(script: str) -> Iterator[str]:
+    """Yield what the files may be called that a script writes its output to, as patterns."""
+    for quoted, plain in re.findall(r">\|?[ \t]*(?:\"([^\"\n]+)\"|([^\s;&|()<>\"]+))", script):
+        yield ".*".join(map(re.escape, re.split(r"\$\{[^}]*\}|\$\w+|\$\(.*", quoted or plain)))
 
 
 def _is_start_file(path: str) -> bool:

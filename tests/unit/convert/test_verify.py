@@ -181,6 +181,14 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a container with a variable": f"{ONE}srun apptainer exec --nv --bind /data/of/the/project:/data --bind /scratch/of/the/group:/scratch --bind /software/of/the/group:/software --bind /models:/models --bind /results:/results --env CACHE=/scratch/$USER image.sif torchrun --standalone --nproc-per-node=4 train.py\n",
     "an environment of conda whose name is not known": 'ENV=$(basename $PWD)\nconda run -n "$ENV" torchrun --standalone --nproc-per-node=2 train.py\n',
     "a backslash at the end": "torchrun --standalone --nproc-per-node=2 train.py --lr 0.1 \\\n",
+    "files that are sourced and are not here": "source settings_here.sh\n. .env\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "a log in a directory that is not here": "RUN=a\ntorchrun --standalone --nproc-per-node=2 train.py > logs/$RUN/train.log 2>&1\n",
+    "a log of a block": "{\n  torchrun --standalone --nproc-per-node=2 train.py\n} > logs/train.log 2> logs/train.err\n",
+    "GPUs that are counted": "torchrun --standalone --nproc-per-node=$(nvidia-smi -L | wc -l) train.py\n",
+    "a home that the shell expands": "A=~/a\nB=\"~/b\"\nC=$A/c\nD=${DATA_OF_NOBODY:-~/d}\nexport E=~/e\nexport F='~/f'\npython train.py $A \"$A\" $B $C $D ~ ~/g '~/h' --i=~/i \"~\"/j\n",
+    "a directory in a variable that a shell runs": f'{ONE}CMD="cd project"\nCMD="$CMD && python train.py"\nsrun bash -c "$CMD"\n',
+    "a rank of the node from outside": f"torchrun {STATIC} --node-rank=${{NODE_OF_MINE}} train.py\n",
+    "a preparation in the background that is waited for": "python prepare.py &\nwait\npython train.py\n",
     "grid engine": f"{GRID}torchrun --standalone --nproc_per_node=2 train.py --data /data\n",
     # Machines
     "ssh in a loop": f'i=0\nfor host in gpu1 gpu2; do\n  ssh $host "cd {{work}} && torchrun {STATIC} --node-rank=$i train.py" &\n  i=$((i + 1))\ndone\nwait\n',
@@ -257,7 +265,7 @@ def test_arguments_of_the_script_are_given_behind_hyphens(
     assert "rank, local rank, world size and host" in said
     assert "arguments" in said.partition("start.sh: verified: ")[2].partition("\n")[0]
     assert "not taken over" not in said
-    assert "was run without" not in said
+    assert "was read without" not in said
     assert code == 0
 
 
@@ -279,16 +287,89 @@ def test_arguments_that_the_script_is_run_without_are_named(
     (folder / "start.sh").write_text(script)
     typed("start.sh")
     found = capfd.readouterr().err.splitlines()
-    notes = [line for line in found if "was run without" in line or line.startswith("  fix: ")]
+    notes = [line for line in found if "was read without" in line or line.startswith("  fix: ")]
     values = " ".join(f"VALUE{number}" for number in range(1, missing + 1))
     names = " and ".join(f"${number}" for number in range(1, missing + 1))
     assert (
         notes
         == [
-            f"note: start.sh was run without its arguments {names}",
+            f"note: start.sh was read without its arguments {names}",
             f"  fix: allranks convert start.sh --verify -- {values}",
         ][: 2 * bool(missing)]
     )
+
+
+CAUSES = {
+    "an argument": (
+        'if [ -z "$1" ]; then echo usage; exit 1; fi\npython train.py $1\n',
+        "the script starts no rank without its arguments $1",
+        "",
+    ),
+    "an argument that is the program": (
+        "python $1/train.py\n",
+        "the script was run without its arguments $1",
+        "",
+    ),
+    "a variable that the script asks for": (
+        "echo $OTHER_OF_NOBODY\n: ${DATA_OF_NOBODY:?where is it}\npython train.py\n",
+        "the script ended before its training: its last output is start.sh: line 2: DATA_OF_NOBODY: where is it; it reads "
+        "DATA_OF_NOBODY, which is set neither in it nor here",
+        "DATA_OF_NOBODY=VALUE allranks convert start.sh --verify",
+    ),
+    "a variable that is not bound": (
+        "set -u\ntorchrun --standalone --nproc-per-node=$COUNT_OF_NOBODY train.py\n",
+        "the script ended before its training: its last output is start.sh: line 2: COUNT_OF_NOBODY: unbound variable; it "
+        "reads COUNT_OF_NOBODY, which is set neither in it nor here",
+        "COUNT_OF_NOBODY=VALUE allranks convert start.sh --verify",
+    ),
+    "a file of accelerate": (
+        "python prepare.py\naccelerate launch --config_file conf/a.yaml train.py\n",
+        "the script needs the file WORK/conf/a.yaml, which is not here",
+        "put it there, and convert start.sh again",
+    ),
+    "a place holder": (
+        "A=1\nDATA=<the path>\necho $A\ntorchrun --standalone train.py\n",
+        "bash cannot read the script: line 2: syntax error near unexpected token `newline'",
+        "bash -n start.sh shows more",
+    ),
+    "something else": (
+        "echo 'no data'\nexit 1\ntorchrun --standalone train.py\n",
+        "the script ended before its training: its last output is no data",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_why_a_script_starts_no_rank_is_named(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    script, cause, fix = CAUSES[name]
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh", "--json") == 1
+    said = capfd.readouterr()
+    cause = cause.replace("WORK", str(folder))
+    assert f"start.sh: not verified: {cause}\n" in said.err
+    assert [each["cause"] for each in json.loads(said.out)["scripts"]] == [cause]
+    assert not fix or f"\n  fix: {fix}\n" in said.err
+
+
+def test_what_runs_beside_the_training_is_no_line_of_the_setup(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text("python prepare.py --serve &\npython train.py\n")
+    assert typed("start.sh") == 0
+    said = capfd.readouterr()
+    assert "setup" not in said.out
+    what = "not taken over: python prepare.py --serve: it runs beside the training: start it by hand"
+    assert f"  wanted: another command: {folder}/prepare.py --serve -> nothing\n    {what}\n" in said.err
+
+
+def test_a_variable_of_a_loop_before_a_launcher_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        "for seed in 1 2; do\n  SEED=$seed torchrun --standalone --nproc-per-node=2 train.py\ndone\n"
+    )
+    assert typed("start.sh") == 1
+    said = capfd.readouterr()
+    assert "SEED=$seed" not in said.out.partition("# Not taken over")[0]
+    what = "SEED=$seed: its value is not in the script; write it into environment.variables"
+    assert f"start.sh:2: {what}\n" in said.out + said.err
 
 
 CHANGES = {
@@ -474,7 +555,7 @@ def test_ranks_of_a_launcher_that_is_given_nonsense_are_named(folder: Path, capf
     (folder / "start.sh").write_text("exit 3\n" + TRAIN)
     assert typed("start.sh") == 1
     said = capfd.readouterr().err
-    assert "start.sh: not verified\n  DIFFERS: ranks: 0 -> 2\n" in said
+    assert "start.sh: not verified: the script ended before its training\n  DIFFERS: ranks: 0 -> 2\n" in said
 
 
 def test_what_is_found_is_written_as_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,69 @@
+"""Why a script started no rank in the sandbox: the arguments, variables and files that it lacks there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from allranks.convert.draft import Draft, short
+from allranks.convert.own_arguments import missing_arguments
+from allranks.convert.recorder.common import NO_FILE
+from allranks.job.problems import listed
+
+#: Of shells, and of ranks, which only a launcher sets.
+_OF_SHELLS = re.compile(
+    r"BASH\w*|RANDOM|SECONDS|HOST\w*|MACHTYPE|OSTYPE|SHELL\w*|SHLVL|(OLD)?PWD|E?UID|PPID|LINENO|FUNCNAME|PIPESTATUS|DISPLAY"
+    r"|REPLY|OPT(ARG|IND|ERR)|IFS|DIRSTACK|GROUPS|COLUMNS|LINES|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_VISIBLE_DEVICES|PS\d"
+    r"|(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|PE)_\w+|LOCAL_RANK|(LOCAL_)?WORLD_SIZE|JOB_ID|NSLOTS|NHOSTS"
+)
+_NO_FILE = re.compile(rf"^.*?: {NO_FILE} (.+)$", re.MULTILINE)
+_SYNTAX = re.compile(r": (line \d+: syntax error.*)")
+
+
+def missing_variables(draft: Draft, base: Mapping[str, str]) -> list[str]:
+    """Return the variables that a script reads without a default, and that neither it nor its environment sets."""
+    script = draft.view.script
+    set_here = {each.variable for command in script.commands for each in command.context.loops}
+    set_here |= {word for each in script.named("read", "mapfile", "readarray", "getopts") for word in each.values}
+    found: dict[str, None] = {}
+    for use in sorted(script.uses, key=lambda use: use.at):
+        name = use.name.partition("[")[0]
+        is_set = script.sets(name) or name in set_here or name in base or _OF_SHELLS.fullmatch(name)
+        has_default = use.has_default and not re.match(rb"\$\{\w+:?\?", script.text.data[use.at :])
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and not (is_set or has_default):
+            found[name] = None
+    return list(found)
+
+
+def why_none(draft: Draft, base: Mapping[str, str], said: str) -> tuple[str, str]:
+    """Return why a script started no rank, and what to do about it; empty if nothing says so.
+
+    Args:
+        draft: what the script was read as.
+        base: the variables that it started with.
+        said: what it printed last.
+    """
+    path, last = shlex.quote(draft.path), said.rpartition("\n")[2]
+    if file := next(iter(_NO_FILE.findall(said)), None):
+        return f"the script needs the file {file}, which is not here", f"put it there, and convert {path} again"
+    if found := _SYNTAX.search(said):
+        return f"bash cannot read the script: {found[1]}", f"bash -n {path} shows more"
+    if missing := unmet_arguments(draft):
+        return f"the script starts no rank without its arguments {listed(missing, 'and')}", ""
+    cause = "the script ended before its training" + (f": its last output is {short(last, 120)}" if last else "")
+    names = missing_variables(draft, base)
+    unbound = re.findall(r": line \d+: (\w+): unbound variable$", last)
+    names = unbound or [name for name in names if re.search(rf"\b{name}\b", last)] or names
+    if not names:
+        return cause, ""
+    shown, more = listed(names[:4], "and"), f", and {len(names) - 4} others" if names[4:] else ""
+    verb = "is" if len(names) == 1 else "are"
+    typed = " ".join(f"{name}=VALUE" for name in names[:4])
+    return f"{cause}; it reads {shown}{more}, which {verb} set neither in it nor here", f"{typed} allranks convert {path} --verify"
+
+
+def unmet_arguments(draft: Draft) -> list[str]:
+    """Return the arguments that a script is run without, though it reads them; not the rank of its node."""
+    missing = missing_arguments(draft.view.script, draft.arguments)
+    return [] if f"${draft.node_rank}" in missing else missing
