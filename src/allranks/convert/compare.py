@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -80,9 +80,7 @@ class Verification:
                 yield f"    {each.why}"
 
 
-def _started(
-    records: Sequence[Record], launcher: str, new: Sequence[Record]
-) -> tuple[list[Record], list[Record]]:
+def _started(records: Sequence[Record], launcher: str, new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one.
 
     Args:
@@ -133,6 +131,7 @@ def compare(
     after: Sequence[Record],
     said: str,
     new_said: str,
+    lacking: Sequence[str] = (),
 ) -> Verification:
     """Compare the records of a script with those of its job.
 
@@ -144,6 +143,7 @@ def compare(
         after: those of the job.
         said: the last words of the script.
         new_said: those of the job.
+        lacking: scripts that it runs, and that are not here.
     """
     new = [each for each in after if each["env"].get(VIA) == "allranks"]
     old, old_others = _started(before, draft.launcher, new)
@@ -156,7 +156,7 @@ def compare(
         what = "ranks" if old or new else "ranks, of both"
         printed = f"; the {side}'s last output: {last}" if last else ""
         found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
-        cause, fix = ("", "") if old else why_none(draft, base, said)
+        cause, fix = ("", "") if old else why_none(draft, base, said, lacking)
         return Verification(len(old), (), tuple(found.differences), cause, fix)
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     moved = found.note(("changed", "not taken over"), "cd ")
@@ -171,8 +171,8 @@ def compare(
     found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved or before_it)
     found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments() or before_it)
     found.each("files that the arguments name", one, other, _files, before_it)
-    found.environment(one, other)
-    found.others([*old_others, *further], new_others)
+    found.environment(one, other, before_it)
+    found.others([*old_others, *further], new_others, {each["path"] for each in new})
     missing = [] if all(each.why for each in found.differences) else unmet_arguments(draft)
     cause = f"the script was run without its arguments {listed(missing, 'and')}" if missing else ""
     return Verification(len(new), tuple(found.equal), tuple(found.differences), cause)
@@ -264,7 +264,7 @@ class _Comparison:
         }
         first = {re.sub(r"/[^/]+$", "/python", path) for path in first}
         if _interpreter(old).split(" ")[0] not in first or self.draft.get("environment.python"):
-            return ""
+            return self.note(("not taken over",), "environment.python")
         reasons = (each.why for each in self.plan.reasons if each.subject == "python")
         return f"the script took the first on PATH; now it is {next(reasons, '')}"
 
@@ -272,8 +272,8 @@ class _Comparison:
         """Return why other arguments are known to the user."""
         return self.note(("not taken over",), "its value is not in the script", "own arguments", "--local_rank")
 
-    def environment(self, old: Sequence[Record], new: Sequence[Record]) -> None:
-        """Compare the variables that the script sets, one by one."""
+    def environment(self, old: Sequence[Record], new: Sequence[Record], before_it: str) -> None:
+        """Compare the variables that the script sets, one by one; ``before_it``: why ranks may have others."""
         there = {_numbers(each)[0]: _changed(each, self.base) for each in new}
         names: dict[str, tuple[str, str]] = {}
         equal: set[str] = set()
@@ -292,7 +292,7 @@ class _Comparison:
         for name, (one_value, other_value) in sorted(names.items()):
             if (name in decided and not one_value) or name == self.draft.node_rank:
                 continue  # torchrun decides about threads in the ranks, too late for this to see. A rank was given.
-            why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ")
+            why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ") or before_it
             if name == "CONDA_DEFAULT_ENV":
                 why = why or self.note(("not taken over",), "environment.conda")
             given = self.draft.get(f"environment.variables.{name}")
@@ -300,12 +300,14 @@ class _Comparison:
                 one_value, other_value, why = "<secret>", "<secret>", "its value comes from where you type allranks run"
             self.differ(f"variable {name}", one_value, other_value, why)
 
-    def others(self, old: Iterable[Record], new: Iterable[Record]) -> None:
-        """Compare the other commands that are run: before, beside and after the training."""
+    def others(self, old: Iterable[Record], new: Iterable[Record], programs: Collection[str]) -> None:
+        """Compare the other commands that are run: before, beside and after the training of one of these programs."""
         one, other = ({shlex.join([each["path"], *each["args"]]) for each in side} for side in (old, new))
         for command in sorted(one - other):
-            name = PurePath(shlex.split(command)[0]).name
-            self.differ("another command", command, "", self.note(("changed", "left out", "not taken over"), name))
+            path = shlex.split(command)[0]
+            why = self.note(("changed", "left out", "not taken over"), PurePath(path).name)
+            why = why or (self.note(("not taken over",), "the loop over") if path in programs else "")
+            self.differ("another command", command, "", why)
         for command in sorted(other - one):
             self.differ("another command", "", command, "")
 

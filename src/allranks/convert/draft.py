@@ -121,7 +121,7 @@ class Draft:
         return is_batch and is_own and bool(re.search(r"\$\{?(0\b|BASH_SOURCE)", text))
 
     def is_home(self, parts: Sequence[Part]) -> bool:
-        """Return whether a word starts with a ``~`` that the shell expands: one that is not in quotes where it stands."""
+        """Return whether a word starts with a ``~`` that the shell expands: one outside of quotes."""
         if not parts or not re.match(r"~(/|$)", parts[0].value or ""):
             return False
         script, at = self.view.script, parts[0].at

@@ -278,7 +278,11 @@ def _take_program(draft: Draft, launch: Launch) -> None:
     python = path_of(starters[-1].words[0]) if starters else None
     if python and starters[-1].name in LAUNCHERS:  # Beside Python, but for those of pip install --user.
         python = None if "/.local/bin/" in python else re.sub(r"[^/]+$", "python", python)
-    if python and "/" in python and "environment.python" not in draft.values:
+    typed = starters[-1].words[0].shown if starters and python is None else ""
+    if "/" in typed and "/.local/bin/" not in typed and "environment.python" not in draft.values:
+        draft.not_taken(starters[-1].at, f"{typed}: environment.python expands no variables")
+    is_versioned = bool(python and re.fullmatch(r"python\d\.\d+", python))
+    if python and ("/" in python or is_versioned) and "environment.python" not in draft.values:
         draft.put("environment.python", [python, *options], starters[-1].at, starters[-1].words[0].shown)
     elif options:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
@@ -361,6 +365,9 @@ class _Argument:
                 self.quoted += shlex.quote(part.shown)
                 continue
             self.is_read = True
+            if not rank and part.has_default and _with_default(draft, part) == f"${{{part.text}}}":
+                draft.not_taken(word.at, f"${part.text}: its default is not known here; write its value into args")
+                draft.incomplete = True
             if rank and rank != part.text:
                 draft.changed(word.at, f"${part.text} in the arguments is ${rank}, which allranks sets for each rank")
             source = f"${{{rank}}}" if rank else _with_default(draft, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from allranks.convert.draft import Draft, short
 from allranks.convert.own_arguments import missing_arguments
@@ -36,13 +36,14 @@ def missing_variables(draft: Draft, base: Mapping[str, str]) -> list[str]:
     return list(found)
 
 
-def why_none(draft: Draft, base: Mapping[str, str], said: str) -> tuple[str, str]:
+def why_none(draft: Draft, base: Mapping[str, str], said: str, lacking: Sequence[str]) -> tuple[str, str]:
     """Return why a script started no rank, and what to do about it; empty if nothing says so.
 
     Args:
         draft: what the script was read as.
         base: the variables that it started with.
         said: what it printed last.
+        lacking: scripts that it runs, and that are not here.
     """
     path, last = shlex.quote(draft.path), said.rpartition("\n")[2]
     if file := next(iter(_NO_FILE.findall(said)), None):
@@ -51,6 +52,8 @@ def why_none(draft: Draft, base: Mapping[str, str], said: str) -> tuple[str, str
         return f"bash cannot read the script: {found[1]}", f"bash -n {path} shows more"
     if missing := unmet_arguments(draft):
         return f"the script starts no rank without its arguments {listed(missing, 'and')}", ""
+    if lacking:
+        return f"the script runs {lacking[0]}, which is not here", f"put it there, and convert {path} again"
     cause = "the script ended before its training" + (f": its last output is {short(last, 120)}" if last else "")
     names = missing_variables(draft, base)
     unbound = re.findall(r": line \d+: (\w+): unbound variable$", last)
@@ -60,7 +63,10 @@ def why_none(draft: Draft, base: Mapping[str, str], said: str) -> tuple[str, str
     shown, more = listed(names[:4], "and"), f", and {len(names) - 4} others" if names[4:] else ""
     verb = "is" if len(names) == 1 else "are"
     typed = " ".join(f"{name}=VALUE" for name in names[:4])
-    return f"{cause}; it reads {shown}{more}, which {verb} set neither in it nor here", f"{typed} allranks convert {path} --verify"
+    return (
+        f"{cause}; it reads {shown}{more}, which {verb} set neither in it nor here",
+        f"{typed} allranks convert {path} --verify",
+    )
 
 
 def unmet_arguments(draft: Draft) -> list[str]:

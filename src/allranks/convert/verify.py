@@ -75,7 +75,10 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
         command = ["bash", plan.commands[0].command[-1]]
     new.stubs = old.stubs
     after, new_said = new.run(command, files, dict.fromkeys(plan.secrets, "x" * 16))
-    return compare(draft, plan, old.base, before, after, said, new_said)
+    lacking = [path for path in old.stubs if path.endswith((".sh", ".bash")) and not old.is_sourced(path)]
+    return compare(
+        draft, plan, old.base, before, after, said, new_said, [path for path in lacking if not Path(path).exists()]
+    )
 
 
 class _Side:
@@ -155,6 +158,10 @@ class _Side:
         said = "it was ended by the limits of the sandbox" if found["late"] else said
         return found["records"], said
 
+    def is_sourced(self, path: str) -> bool:
+        """Return whether the script sources a file of this name."""
+        return PurePath(path).name in {PurePath(each).name for each in self.sourced}
+
     def _named(self) -> Iterator[str]:
         """Yield the absolute paths of programs, and of environments to be activated, that the script names."""
         for command in self.draft.view.script.commands:
@@ -177,7 +184,7 @@ class _Side:
             if path in self.sourced or ("/" in path and (is_program or os.access(path, os.X_OK))):
                 yield from (os.path.normpath(each / path) for each in workdirs)
         folders = [*_NO_DIRECTORY.findall(stderr)]
-        folders += [os.path.dirname(path) for path in _NO_TARGET.findall(stderr) if self.targets.fullmatch(path)]
+        folders += [str(PurePath(path).parent) for path in _NO_TARGET.findall(stderr) if self.targets.fullmatch(path)]
         for folder in folders:
             yield from (f"{os.path.normpath(each / folder)}/" for each in workdirs)
 

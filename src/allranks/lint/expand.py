@@ -212,6 +212,11 @@ class Expander:
 
     def _variable(self, node: Node, context: Context, quote: str) -> list[Part]:
         source, at = self._source(node).lstrip(), self._piece.at(node.start_byte)
+        if digit := re.fullmatch(r"\$(\d)(\w+)", source):  # $1_a is $1 and _a.
+            self._use(digit[1], node, context, quote)
+            first = text_of(self.values.get(digit[1])) or [Part("variable", digit[1], None, quote, context.level, at)]
+            found = [replace(part, quote=quote, at=at) for part in first]
+            return [*found, Part("text", digit[2], digit[2], quote, context.level, at + len("$1"))]
         names = list(below(node, "variable_name", "special_variable_name"))
         name = self._source(names[0]) if names else source.lstrip("${").rstrip("}")
         has_default = any(child.type in (":-", "-", ":=", "=", ":?", "?", ":+", "+") for child in node.children)

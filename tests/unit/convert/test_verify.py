@@ -185,7 +185,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a log in a directory that is not here": "RUN=a\ntorchrun --standalone --nproc-per-node=2 train.py > logs/$RUN/train.log 2>&1\n",
     "a log of a block": "{\n  torchrun --standalone --nproc-per-node=2 train.py\n} > logs/train.log 2> logs/train.err\n",
     "GPUs that are counted": "torchrun --standalone --nproc-per-node=$(nvidia-smi -L | wc -l) train.py\n",
-    "a home that the shell expands": "A=~/a\nB=\"~/b\"\nC=$A/c\nD=${DATA_OF_NOBODY:-~/d}\nexport E=~/e\nexport F='~/f'\npython train.py $A \"$A\" $B $C $D ~ ~/g '~/h' --i=~/i \"~\"/j\n",
+    "a home that the shell expands": 'A=~/a\nB="~/b"\nC=$A/c\nD=${DATA_OF_NOBODY:-~/d}\nexport E=~/e\nexport F=\'~/f\'\npython train.py $A "$A" $B $C $D ~ ~/g \'~/h\' --i=~/i "~"/j\n',
     "a directory in a variable that a shell runs": f'{ONE}CMD="cd project"\nCMD="$CMD && python train.py"\nsrun bash -c "$CMD"\n',
     "a rank of the node from outside": f"torchrun {STATIC} --node-rank=${{NODE_OF_MINE}} train.py\n",
     "a preparation in the background that is waited for": "python prepare.py &\nwait\npython train.py\n",
@@ -343,6 +343,8 @@ CAUSES = {
 @pytest.mark.parametrize("name", CAUSES)
 def test_why_a_script_starts_no_rank_is_named(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
     script, cause, fix = CAUSES[name]
+    (folder / "$1").mkdir()
+    (folder / "$1/train.py").touch()
     (folder / "start.sh").write_text(script)
     assert typed("start.sh", "--json") == 1
     said = capfd.readouterr()

@@ -44,9 +44,10 @@ def answer(code: str) -> int:
 
 
 def by_name(words: list[str], env: Env, cwd: str) -> int:
-    """Play a launcher that is called by its name: its interpreter is the one beside it."""
+    """Play a launcher that is called by its name: its interpreter is beside it, but for ``pip install --user``."""
     path = find(words[0], env, cwd)
-    beside = os.path.join(os.path.dirname(path), "python") if "/" in path else "python"
+    is_beside = "/" in path and "/.local/bin/" not in path
+    beside = os.path.join(os.path.dirname(path), "python") if is_beside else find("python", env, cwd)
     return launch(os.path.basename(words[0]), words[1:], [beside], env, cwd)
 
 
