@@ -14,16 +14,12 @@ from allranks.convert.draft import Draft, short
 from allranks.convert.launchers import RANK_VARIABLES
 from allranks.convert.recorder.common import LAUNCHERS, VIA, WITHIN, find
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
-from allranks.convert.unmet import unmet_arguments, why_none
+from allranks.convert.unmet import OF_SCHEDULERS, last_line, unmet_arguments, why_no_job, why_none
 from allranks.job.problems import listed
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 
 Record = dict[str, Any]
-#: Variables of schedulers, of allranks and of the sandbox.
-OF_SCHEDULERS = re.compile(
-    r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE"
-)
 _SHELL_NAMES = "PWD OLDPWD SHLVL _ BASH_ENV HOSTNAME LINES COLUMNS LD_PRELOAD JOB_ID NSLOTS"
 _OF_SHELLS = frozenset(_SHELL_NAMES.split())
 _OF_RANKS = {*RANK_VARIABLES, "MPI_LOCALRANKID", "NHOSTS", "NCPUS", "QUEUE"}
@@ -85,7 +81,7 @@ def _started(records: Sequence[Record], launcher: str, new: Sequence[Record]) ->
 
     Args:
         records: of all that was started.
-        launcher: of the script's training; where it has one, what a plain Python runs is no rank.
+        launcher: of the script's training; where it has one, another program that a plain Python runs is no rank.
         new: the ranks of its job.
     """
     for is_rank in (
@@ -95,9 +91,10 @@ def _started(records: Sequence[Record], launcher: str, new: Sequence[Record]) ->
     ):
         if found := [each for each in records if is_rank(each)]:
             return found, [each for each in records if each not in found]
-    programs = [each for each in records if each["kind"] != "binary" and not launcher]
-    wanted = [(each["kind"], each["path"]) for each in new]
-    programs = ([each for each in programs if (each["kind"], each["path"]) in wanted] or programs)[-1:]
+    programs = [each for each in records if each["kind"] != "binary"]
+    alike = [each for each in programs if (each["kind"], each["path"]) in [(one["kind"], one["path"]) for one in new]]
+    same = [each for each in alike if each["args"] in [one["args"] for one in new]]
+    programs = (same or alike or ([] if launcher else programs))[-1:]
     return programs, [each for each in records if each not in programs]
 
 
@@ -152,11 +149,11 @@ def compare(
     found = _Comparison(draft, plan, base)
     if not old or not new:
         side, text = ("job", new_said) if old else ("script", said)
-        last = text.rpartition("\n")[2]
+        last = last_line(text)
         what = "ranks" if old or new else "ranks, of both"
         printed = f"; the {side}'s last output: {last}" if last else ""
         found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
-        cause, fix = ("", "") if old else why_none(draft, base, said, lacking)
+        cause, fix = why_no_job(new_said) if old else why_none(draft, base, said, lacking, before)
         return Verification(len(old), (), tuple(found.differences), cause, fix)
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     moved = found.note(("changed", "not taken over"), "cd ")
@@ -270,7 +267,13 @@ class _Comparison:
 
     def arguments(self) -> str:
         """Return why other arguments are known to the user."""
-        return self.note(("not taken over",), "its value is not in the script", "own arguments", "--local_rank")
+        return self.note(
+            ("not taken over",),
+            "its value is not in the script",
+            "its default is not known",
+            "own arguments",
+            "--local_rank",
+        )
 
     def environment(self, old: Sequence[Record], new: Sequence[Record], before_it: str) -> None:
         """Compare the variables that the script sets, one by one; ``before_it``: why ranks may have others."""

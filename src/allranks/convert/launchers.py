@@ -201,6 +201,13 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str
             draft.not_taken(at, f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node")
         if ranks is None and not draft.get("launch.nproc_per_node"):
             draft.not_taken(at, f"{launch.starter_name}: the number of ranks is not known here; one rank for each GPU")
+        nodes = draft.get("resources.nodes")
+        is_srun = launch.starter_name == "srun" and isinstance(nodes, int)
+        if is_srun and ranks and launch.tasks and launch.tasks < ranks * nodes:
+            ranks = launch.tasks // nodes or 1
+            why = f"{launch.starter_name}, {launch.tasks} on {nodes} nodes"
+            if launch.tasks % nodes:
+                draft.not_taken(at, f"{why}: the number of ranks is not known here")
     elif launch.is_torch and (given := call.get("--nproc-per-node")):
         why = f"{given.typed}={given.value.shown}"
         ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks

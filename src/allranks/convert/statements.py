@@ -31,6 +31,8 @@ _NONE: Final = "a job needs none of it"
 _ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
 #: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
 _DROPPED: Final = {"AR501", "AR503", "AR504", "AR505", "AR507", "AR511", "AR512", "AR513", "AR514", "AR516", "AR517"}
+#: Words that begin and end branches.
+_BRANCHES: Final = re.compile(r"(?:^|(?<=[;\s]))(if|fi|else|elif|case|esac|;;)(?=[;\s]|$)")
 
 
 class Statements:
@@ -131,6 +133,10 @@ class Statements:
             if command.order in self.orders or command.context.is_condition:
                 continue
             is_before = command.order < max(self.orders)
+            if is_before and self._is_of_another_branch(command):
+                if self._acts(command):
+                    self._stands("in another branch than", command.at, command.end)
+                continue
             is_near = any(self._is_near(command, each) for each in self.group)
             is_remote = command.context.level > 0
             if is_before and is_near and not self._is_written(command):
@@ -142,6 +148,23 @@ class Statements:
             elif self._acts(command) and (not command.context.via or not is_before):
                 self._stands("beside", command.at, command.end)
         self._conditions([each for each in self.group if start <= each.at < end])
+
+    def _is_of_another_branch(self, command: Command) -> bool:
+        """Return whether a command is run only where the training of its statement is not: before its ``else``."""
+        text = self.script.text
+        after = [
+            each.at
+            for each in self.group
+            if each.at > command.end and text.file_of(each.at) is text.file_of(command.at)
+        ]
+        depth = 0
+        for word in _BRANCHES.findall(self.draft.source(command.end, min(after, default=command.end))):
+            depth += (word in ("if", "case")) - (word in ("fi", "esac"))
+            if depth < 0:
+                return False
+            if depth == 0 and word in ("else", "elif", ";;"):
+                return command.context.is_conditional
+        return False
 
     def _is_written(self, command: Command) -> bool:
         """Return whether a command stands where it is run, not in a variable that is run."""

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from allranks.convert.compare import OF_SCHEDULERS, Record, Verification, compare
+from allranks.convert.compare import Record, Verification, compare
 from allranks.convert.csh import as_bash
 from allranks.convert.draft import Draft, path_of
 from allranks.convert.recorder.common import FIRST, HOST, part_of
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
 from allranks.convert.recorder.main import COMMANDS
 from allranks.convert.sandbox import run
+from allranks.convert.unmet import OF_SCHEDULERS
 from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
@@ -37,8 +38,9 @@ conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) comman
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
 date() { command date -d @1700000000 "$@"; }
+ulimit() { :; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
-readonly -f module ml conda mamba micromamba command_not_found_handle
+readonly -f ulimit module ml conda mamba micromamba command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
@@ -154,7 +156,9 @@ class _Side:
             if not missing:
                 break
             self.stubs = [*self.stubs, *dict.fromkeys(missing)]
-        said = found["stderr"].strip() or found["stdout"].strip()
+        said = found["stderr"].strip()
+        if all(line.startswith("+") for line in said.splitlines()):  # Nothing, or what set -x shows.
+            said = found["stdout"].strip() or said
         said = "it was ended by the limits of the sandbox" if found["late"] else said
         return found["records"], said
 

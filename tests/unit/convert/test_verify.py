@@ -189,6 +189,14 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a directory in a variable that a shell runs": f'{ONE}CMD="cd project"\nCMD="$CMD && python train.py"\nsrun bash -c "$CMD"\n',
     "a rank of the node from outside": f"torchrun {STATIC} --node-rank=${{NODE_OF_MINE}} train.py\n",
     "a preparation in the background that is waited for": "python prepare.py &\nwait\npython train.py\n",
+    "a version of python": f"{ONE}module load python/3.11\nsrun python3.11 train.py\n",
+    "mpirun in a container": "singularity exec --nv image.sif mpirun --oversubscribe --host localhost:3 -n 3 python train.py\n",
+    "srun in an environment": f"{ONE}poetry run srun torchrun --standalone --nproc-per-node=4 train.py\n",
+    "fewer tasks than fit": f"{SLURM.replace('per-node=1', 'per-node=4')}srun --ntasks=4 --ntasks-per-node=4 python train.py\n",
+    "a range of nodes in a job of one": f"{ONE}torchrun --nnodes=1:2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=localhost:6000 train.py\n",
+    "a limit that is higher than that here": "set -e\nulimit -n 1000000\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "another branch": 'N=$(nvidia-smi -L | wc -l)\nif [ "$N" -eq 900 ]; then\n  python prepare.py\n  export A=1\nelse\n  torchrun --standalone --nproc-per-node=2 train.py\nfi\n',
+    "trainings at the same time": "python train.py --seed 1 &\npython train.py --seed 2 &\nwait\n",
     "grid engine": f"{GRID}torchrun --standalone --nproc_per_node=2 train.py --data /data\n",
     # Machines
     "ssh in a loop": f'i=0\nfor host in gpu1 gpu2; do\n  ssh $host "cd {{work}} && torchrun {STATIC} --node-rank=$i train.py" &\n  i=$((i + 1))\ndone\nwait\n',
@@ -332,6 +340,27 @@ CAUSES = {
         "bash cannot read the script: line 2: syntax error near unexpected token `newline'",
         "bash -n start.sh shows more",
     ),
+    "a script": (
+        "mpirun -np 2 bash steps/wrap.sh python train.py\n",
+        "the script runs WORK/steps/wrap.sh, which is not here",
+        "put it there, and convert start.sh again",
+    ),
+    "what set -x does not hide": (
+        "set -x\necho 'no data'\nexit 1\ntorchrun --standalone train.py\n",
+        "the script ended before its training: its last output is no data",
+        "",
+    ),
+    "a variable of Slurm": (
+        f"{ONE}set -e\nN=$(expr 2 \\* $SLURM_NTASKS_PER_GPU)\ntorchrun --standalone --nproc-per-node=$N train.py\n",
+        "the script ended before its training: its last output is expr: syntax error: missing argument after '*'; it reads "
+        "SLURM_NTASKS_PER_GPU, which is set neither in it nor here",
+        "",
+    ),
+    "a line of the set-up": (
+        "echo made && rm made_by_hand.txt\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+        "a line of the set-up fails in the sandbox, and the script went on: rm made_by_hand.txt (exit code 1)",
+        "",
+    ),
     "something else": (
         "echo 'no data'\nexit 1\ntorchrun --standalone train.py\n",
         "the script ended before its training: its last output is no data",
@@ -372,6 +401,25 @@ def test_a_variable_of_a_loop_before_a_launcher_is_named(folder: Path, capfd: py
     assert "SEED=$seed" not in said.out.partition("# Not taken over")[0]
     what = "SEED=$seed: its value is not in the script; write it into environment.variables"
     assert f"start.sh:2: {what}\n" in said.out + said.err
+
+
+def test_a_default_that_is_not_known_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        "TO=${OUT_OF_NOBODY:-$(mktemp)/a}\n: ${DIR_OF_NOBODY:=$PWD/b}\npython train.py --to $TO --dir $DIR_OF_NOBODY\n"
+    )
+    assert typed("start.sh") == 1
+    said = capfd.readouterr().err
+    assert "start.sh:3: $OUT_OF_NOBODY: its default is not known here; write its value into args\n" in said
+    assert "start.sh:3: $DIR_OF_NOBODY: its value is not in the script; write it into args\n" in said
+    assert "DIFFERS" not in said
+
+
+def test_a_launcher_below_a_directory_that_is_not_known_is_named(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "start.sh").write_text("$(dirname $(mktemp))/bin/torchrun --standalone --nproc-per-node=2 train.py\n")
+    typed("start.sh")
+    assert "/bin/torchrun: environment.python expands no variables\n" in capfd.readouterr().err
 
 
 CHANGES = {

@@ -74,6 +74,8 @@ def torchrun(given: dict[str, str], before: list[str], rest: list[str], env: Env
         return given.get(f"--{key.replace('_', '-')}") or env.get(f"PET_{key.upper()}")
 
     nodes, wanted, endpoint = number(value("nnodes"), 1), value("nproc_per_node"), value("rdzv_endpoint")
+    if ":" in (value("nnodes") or ""):  # From as many as there are on.
+        nodes = min(nodes, max(len(FACTS.hosts), number((value("nnodes") or "").partition(":")[0], 1)))
     count = FACTS.cpus if wanted == "cpu" else FACTS.gpus or 1 if wanted in ("gpu", "auto") else number(wanted, 1)
     if "--standalone" not in given and value("rdzv_backend") in (None, "", "static"):
         node = number(value("node_rank"), 0)
