@@ -138,7 +138,7 @@ class Draft:
     def is_set_here(self, name: str) -> bool:
         """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""
         is_own = self.view.script.sets(name.partition("[")[0]) and name not in self.view.script.exported
-        is_own = is_own or f"${{{name}:=" in self.source(0, len(self.view.script.text.data))
+        is_own = is_own or f"${{{name}:=".encode() in self.view.script.text.data
         return is_own or bool(_POSITIONAL.fullmatch(name))
 
 

@@ -6,12 +6,14 @@ script as its scheduler would start it, and what the plan of the job file would 
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from allranks.convert.compare import Record, Verification, compare
@@ -98,7 +100,7 @@ class _Side:
         commands = draft.view.script.commands
         #: What the script sources, and how the files may be called that it writes its output to.
         self.sourced = {word.shown for each in commands if each.name in ("source", ".") for word in each.args[:1]}
-        self.targets = re.compile("|".join(_targets(draft.view.script.text.data.decode("utf-8", "replace"))) or r"\0")
+        self.targets = [*_targets(draft.view.script.text.data.decode("utf-8", "replace"))]
         self.resources = draft.view.resources
         self.cpus = int(draft.get("resources.cpus_per_node") or os.cpu_count() or 1)
         self.gpus = int(self.resources.gpus or draft.get("resources.gpus_per_node") or 0)
@@ -188,7 +190,9 @@ class _Side:
             if path in self.sourced or ("/" in path and (is_program or os.access(path, os.X_OK))):
                 yield from (os.path.normpath(each / path) for each in workdirs)
         folders = [*_NO_DIRECTORY.findall(stderr)]
-        folders += [str(PurePath(path).parent) for path in _NO_TARGET.findall(stderr) if self.targets.fullmatch(path)]
+        for path in _NO_TARGET.findall(stderr):
+            if any(fnmatchcase(path, each) for each in self.targets):
+                folders.append(str(PurePath(path).parent))
         for folder in folders:
             yield from (f"{os.path.normpath(each / folder)}/" for each in workdirs)
 
@@ -244,9 +248,9 @@ def _other_names(syntax: Syntax) -> dict[str, str]:
 
 
 def _targets(script: str) -> Iterator[str]:
-    """Yield what the files may be called that a script writes its output to, as patterns."""
+    """Yield what the files may be called that a script writes its output to, as patterns of :mod:`fnmatch`."""
     for quoted, plain in re.findall(r">\|?[ \t]*(?:\"([^\"\n]+)\"|([^\s;&|()<>\"]+))", script):
-        yield ".*".join(map(re.escape, re.split(r"\$\{[^}]*\}|\$\w+|\$\(.*", quoted or plain)))
+        yield "*".join(map(glob.escape, re.split(r"\$\{[^}]*\}|\$\w+|\$\(.*", quoted or plain)))
 
 
 def _is_start_file(path: str) -> bool:
