@@ -14,8 +14,7 @@ from allranks.convert.draft import Draft, short
 from allranks.convert.launchers import RANK_VARIABLES
 from allranks.convert.recorder.common import LAUNCHERS, VIA, WITHIN, find
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
-from allranks.convert.unmet import OF_SCHEDULERS, last_line, unmet_arguments, why_no_job, why_none
-from allranks.job.problems import listed
+from allranks.convert.unmet import OF_SCHEDULERS, last_line, unmet_arguments, why_differs, why_no_job, why_none
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 
@@ -93,8 +92,10 @@ def _started(records: Sequence[Record], launcher: str, new: Sequence[Record]) ->
             return found, [each for each in records if each not in found]
     programs = [each for each in records if each["kind"] != "binary"]
     alike = [each for each in programs if (each["kind"], each["path"]) in [(one["kind"], one["path"]) for one in new]]
-    same = [each for each in alike if each["args"] in [one["args"] for one in new]]
-    programs = (same or alike or ([] if launcher else programs))[-1:]
+    same = [each for each in alike or programs if each["args"] in [one["args"] for one in new if one["args"]]]
+    if launcher and not alike:
+        same = programs = []
+    programs = (same or alike or programs)[-1:]
     return programs, [each for each in records if each not in programs]
 
 
@@ -165,13 +166,14 @@ def compare(
     found.each(
         "container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container")
     )
-    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved or before_it)
+    found.each(
+        "program", one, other, lambda each: f"{each['kind']} {each['path']}", moved or before_it or found.program()
+    )
     found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments() or before_it)
     found.each("files that the arguments name", one, other, _files, before_it)
     found.environment(one, other, before_it)
     found.others([*old_others, *further], new_others, {each["path"] for each in new})
-    missing = [] if all(each.why for each in found.differences) else unmet_arguments(draft)
-    cause = f"the script was run without its arguments {listed(missing, 'and')}" if missing else ""
+    cause = "" if all(each.why for each in found.differences) else why_differs(draft, base)
     return Verification(len(new), tuple(found.equal), tuple(found.differences), cause)
 
 
@@ -264,6 +266,10 @@ class _Comparison:
             return self.note(("not taken over",), "environment.python")
         reasons = (each.why for each in self.plan.reasons if each.subject == "python")
         return f"the script took the first on PATH; now it is {next(reasons, '')}"
+
+    def program(self) -> str:
+        """Return why another program is known to the user: its path has a variable of the script, and no argument."""
+        return "" if unmet_arguments(self.draft) else self.note(("not taken over",), "its value is not in the script")
 
     def arguments(self) -> str:
         """Return why other arguments are known to the user."""

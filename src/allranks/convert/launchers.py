@@ -271,7 +271,7 @@ def _take_program(draft: Draft, launch: Launch) -> None:
     kind, options = "script", []
     if call.get("--no-python"):
         kind = "binary"
-    elif call.get("--module"):
+    elif call.get("--module", "-m"):
         kind = "module"
     while launch.is_python and words and words[0].shown.startswith("-"):
         option = words.pop(0)

@@ -295,6 +295,9 @@ class Statements:
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
         if path and not path.startswith("~"):
             path = os.path.normpath(path)
+        if draft.kind == "pbs" and path and not path.startswith(("/", "~", ".")):
+            first = next(self.script.named("cd", "pushd"), None)
+            path = f"~/{path}" if command is first else path  # PBS starts a script there.
         if path == ".":
             draft.left_out(command.at, f"{text}: the ranks start where the job file is, or in workdir")
         elif path:

@@ -39,7 +39,7 @@ def missing_variables(draft: Draft, base: Mapping[str, str]) -> list[str]:
         has_default = use.has_default and not re.match(rb"\$\{\w+:?\?", script.text.data[use.at :])
         if re.fullmatch(r"[A-Za-z_]\w*", name) and not (is_set or has_default):
             found[name] = None
-    return list(found)
+    return sorted(found, key=lambda name: bool(OF_SCHEDULERS.fullmatch(name)))
 
 
 def why_none(
@@ -61,6 +61,9 @@ def why_none(
         return f"bash cannot read the script: {found[1]}", f"bash -n {path} shows more"
     if missing := unmet_arguments(draft):
         return f"the script starts no rank without its arguments {listed(missing, 'and')}", ""
+    unread = (note.what for note in draft.notes if note.kind == "not taken over" and "was not read" in note.what)
+    if config := next((what.partition(":")[0] for what in unread), None):
+        return f"the script needs the file of {config}, which is not here", f"put it there, and convert {path} again"
     if lacking:
         return f"the script runs {lacking[0]}, which is not here", f"put it there, and convert {path} again"
     programs = {program.value for launch in draft.view.launches if (program := launch.program) and program.value}
@@ -79,6 +82,16 @@ def why_none(
         f"{cause}; it reads {shown}{more}, which {verb} set neither in it nor here",
         typed and f"{typed} allranks convert {path} --verify",
     )
+
+
+def why_differs(draft: Draft, base: Mapping[str, str]) -> str:
+    """Return what a script was run without, so that it may have started something else; empty if it lacked nothing."""
+    if missing := unmet_arguments(draft):
+        return f"the script was run without its arguments {listed(missing, 'and')}"
+    names = [name for name in missing_variables(draft, base) if OF_SCHEDULERS.fullmatch(name)]
+    if names and draft.kind not in ("slurm", "pbs", "grid_engine"):
+        return f"the script reads {listed(names[:4], 'and')}, which only jobs of a scheduler have, and is none"
+    return ""
 
 
 def why_no_job(said: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
@@ -27,6 +28,7 @@ from allranks.convert.unmet import OF_SCHEDULERS
 from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
+from allranks.system.hostlist import expand
 
 #: Functions and commands that shells of the sandbox have: they leave their mark in the environment.
 _SHELL = """\
@@ -64,8 +66,12 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
     if named:
         machines = [each.host for each in plan.commands]
     is_batch = draft.kind in ("slurm", "pbs", "grid_engine")
-    old = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, nodes + 1)] if is_batch else machines)
-    new = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, plan.nnodes + 1)] if is_batch else machines)
+    hosts: list[str] = []
+    with suppress(ValueError):  # It is checked where a job is planned.
+        hosts += expand(draft.view.script.option("nodelist") or "")
+    hosts += [f"node{at:02}" for at in range(1, max(nodes, plan.nnodes) + 1)]
+    old = _Side(draft, environ, cwd, hosts[:nodes] if is_batch else machines)
+    new = _Side(draft, environ, cwd, hosts[: plan.nnodes] if is_batch else machines)
     script = as_bash(draft.path, data)
     if script != data:
         old.files[str(cwd / draft.path)] = script.decode("utf-8", "surrogateescape")

@@ -94,7 +94,7 @@ class Expander:
     def _append(self, words: list[Word], node: Node, context: Context, end: int) -> None:
         """Append the words of a node to those of a command, the last of which may end here: ``_$NAME.log`` is split."""
         more = self._words(node, context)
-        if words and more and end == node.start_byte:
+        if words and more and self._piece.data[end : node.start_byte] in (b"", b"\\\n"):
             last = words.pop()
             more[0] = Word((*last.parts, *more[0].parts), last.at, more[0].end)
         words += more

@@ -189,6 +189,9 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a directory in a variable that a shell runs": f'{ONE}CMD="cd project"\nCMD="$CMD && python train.py"\nsrun bash -c "$CMD"\n',
     "a rank of the node from outside": f"torchrun {STATIC} --node-rank=${{NODE_OF_MINE}} train.py\n",
     "a preparation in the background that is waited for": "python prepare.py &\nwait\npython train.py\n",
+    "a module of deepspeed": "deepspeed --num_gpus=2 --no_local_rank -m project.train --lr 1\n",
+    "a node by its name": f"{ONE}#SBATCH --nodelist=gpu[7-9]\nsrun torchrun --standalone --nproc-per-node=4 train.py\n",
+    "a word in pieces": "python train.py data='a:'\\\n'b:'\\\n\"c d\" --x\n",
     "a version of python": f"{ONE}module load python/3.11\nsrun python3.11 train.py\n",
     "mpirun in a container": "singularity exec --nv image.sif mpirun --oversubscribe --host localhost:3 -n 3 python train.py\n",
     "srun in an environment": f"{ONE}poetry run srun torchrun --standalone --nproc-per-node=4 train.py\n",
@@ -335,10 +338,20 @@ CAUSES = {
         "the script needs the file WORK/conf/a.yaml, which is not here",
         "put it there, and convert start.sh again",
     ),
+    "a file of accelerate, with the errors sent elsewhere": (
+        "nohup accelerate launch --config_file conf/a.yaml train.py > log.txt 2>&1 &\n",
+        "the script needs the file of accelerate --config_file conf/a.yaml, which is not here",
+        "put it there, and convert start.sh again",
+    ),
     "a place holder": (
         "A=1\nDATA=<the path>\necho $A\ntorchrun --standalone train.py\n",
         "bash cannot read the script: line 2: syntax error near unexpected token `newline'",
         "bash -n start.sh shows more",
+    ),
+    "the allocation that it is run in": (
+        "srun -n 2 -c$SLURM_CPUS_PER_TASK -o log.txt python train.py\n",
+        "the script reads SLURM_CPUS_PER_TASK, which only jobs of a scheduler have, and is none",
+        "",
     ),
     "a script": (
         "mpirun -np 2 bash steps/wrap.sh python train.py\n",
