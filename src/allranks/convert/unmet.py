@@ -33,12 +33,15 @@ def missing_variables(draft: Draft, base: Mapping[str, str]) -> list[str]:
     set_here = {each.variable for command in script.commands for each in command.context.loops}
     set_here |= {word for each in script.named("read", "mapfile", "readarray", "getopts") for word in each.values}
     found: dict[str, None] = {}
+    chosen: set[str] = set()  # The script looks whether they are set.
     for use in sorted(script.uses, key=lambda use: use.at):
         name = use.name.partition("[")[0]
+        if use.has_default and not re.match(rb"\$\{\w+:?\?", script.text.data[use.at :]):
+            chosen.add(name)
         is_set = script.sets(name) or name in set_here or name in base or _OF_SHELLS.fullmatch(name)
-        has_default = use.has_default and not re.match(rb"\$\{\w+:?\?", script.text.data[use.at :])
-        if re.fullmatch(r"[A-Za-z_]\w*", name) and not (is_set or has_default):
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and not is_set:
             found[name] = None
+    found = {name: None for name in found if name not in chosen}
     return sorted(found, key=lambda name: bool(OF_SCHEDULERS.fullmatch(name)))
 
 
@@ -69,6 +72,9 @@ def why_none(
     programs = {program.value for launch in draft.view.launches if (program := launch.program) and program.value}
     if starter := next((each["path"] for each in records if programs & {*each["args"]}), None):
         return f"the sandbox does not play {starter}, which starts the training", ""
+    started = next((each["path"] for each in reversed(records) if each["kind"] != "binary"), None)
+    if started and any("under a condition" in note.what for note in draft.notes):
+        return f"here the script starts {started}, and not the training, which is under a condition", ""
     cause = "the script ended before its training" + (f": its last output is {short(last, 120)}" if last else "")
     names = missing_variables(draft, base)
     unbound = re.findall(r": line \d+: (\w+): unbound variable$", last)

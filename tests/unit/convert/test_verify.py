@@ -343,6 +343,11 @@ CAUSES = {
         "the script needs the file of accelerate --config_file conf/a.yaml, which is not here",
         "put it there, and convert start.sh again",
     ),
+    "another branch": (
+        'if [ "${HOW:-}" = "" ]; then\n  python prepare.py\nelse\n  echo $HOW\n  torchrun --standalone train.py\nfi\n',
+        "here the script starts WORK/prepare.py, and not the training, which is under a condition",
+        "",
+    ),
     "a place holder": (
         "A=1\nDATA=<the path>\necho $A\ntorchrun --standalone train.py\n",
         "bash cannot read the script: line 2: syntax error near unexpected token `newline'",
