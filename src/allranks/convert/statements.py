@@ -113,7 +113,8 @@ class Statements:
 
     def _acts(self, command: Command) -> bool:
         """Return whether a command does something that a job may need."""
-        return bool(command.name) and (command.name not in self.quiet or self._writes(command))
+        is_quiet = command.name in self.quiet or (command.name == "env" and not command.args)
+        return bool(command.name) and (not is_quiet or self._writes(command))
 
     def _writes(self, command: Command) -> bool:
         """Return whether a command that would only print writes a file from a here-document, or one of the training."""

@@ -192,6 +192,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a module of deepspeed": "deepspeed --num_gpus=2 --no_local_rank -m project.train --lr 1\n",
     "a node by its name": f"{ONE}#SBATCH --nodelist=gpu[7-9]\nsrun torchrun --standalone --nproc-per-node=4 train.py\n",
     "a word in pieces": "python train.py data='a:'\\\n'b:'\\\n\"c d\" --x\n",
+    "variables that are printed": f"{ONE}env | grep -i nothing_has_this\nexport PATH=$PATH:/opt/of/mine/bin\nsrun torchrun --standalone --nproc-per-node=4 train.py\n",
     "a version of python": f"{ONE}module load python/3.11\nsrun python3.11 train.py\n",
     "mpirun in a container": "singularity exec --nv image.sif mpirun --oversubscribe --host localhost:3 -n 3 python train.py\n",
     "srun in an environment": f"{ONE}poetry run srun torchrun --standalone --nproc-per-node=4 train.py\n",
