@@ -152,6 +152,7 @@ def _tried(
         works = False
         results.append({"file": each.path, "job_file": name, "error": error.in_a_line})
         render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        _show_missing(each, "--verify" if scripts else "")
     return works, results
 
 
@@ -272,21 +273,30 @@ def _as_data(found: Verification) -> dict[str, object]:
         {"what": each.what, "script": each.old, "job": each.new, "wanted": bool(each.why), "why": each.why or None}
         for each in found.differences
     ]
-    return {"verified": found.is_equal, "ranks": found.ranks, "equal": found.equal, "differences": differences}
+    what = {"verified": found.is_equal, "ranks": found.ranks, "equal": found.equal, "differences": differences}
+    return {**what, "cause": found.cause} if found.cause else what
 
 
 def _verify(draft: Draft, data: bytes, plan: Plan) -> Verification:
     """Compare what a script and its job start, and show that."""
-    from allranks.convert.own_arguments import missing_arguments
     from allranks.convert.verify import verify
 
     found = verify(draft, data, plan, os.environ, Path.cwd())
     render.talk(f"{render.one_line(draft.path)}: {found.title}")
     for line in found.lines():
         render.talk(line)
-    missing = missing_arguments(draft.view.script, draft.arguments)
-    if missing and f"${draft.node_rank}" not in missing:
-        names, typed = " ".join(f"VALUE{name[1:]}" for name in missing), shlex.join(["--", *draft.arguments])
-        render.talk(f"note: {render.one_line(draft.path)} was run without its arguments {listed(missing, 'and')}")
-        render.talk(f"  fix: allranks convert {shlex.quote(draft.path)} --verify {typed} {names}")
+    if found.fix:
+        render.talk(f"  fix: {found.fix}")
+    _show_missing(draft, "--verify")
     return found
+
+
+def _show_missing(draft: Draft, *flags: str) -> None:
+    """Show the arguments that a script reads and is not given, and how they are given."""
+    from allranks.convert.unmet import unmet_arguments
+
+    if missing := unmet_arguments(draft):
+        names = (f"VALUE{name[1:]}" for name in missing)
+        typed = shlex.join(filter(None, ["allranks", "convert", draft.path, *flags, "--", *draft.arguments, *names]))
+        render.talk(f"note: {render.one_line(draft.path)} was read without its arguments {listed(missing, 'and')}")
+        render.talk(f"  fix: {typed}")

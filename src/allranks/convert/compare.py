@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -14,14 +14,11 @@ from allranks.convert.draft import Draft, short
 from allranks.convert.launchers import RANK_VARIABLES
 from allranks.convert.recorder.common import LAUNCHERS, VIA, WITHIN, find
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
+from allranks.convert.unmet import OF_SCHEDULERS, last_line, unmet_arguments, why_differs, why_no_job, why_none
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 
 Record = dict[str, Any]
-#: Variables of schedulers, of allranks and of the sandbox.
-OF_SCHEDULERS = re.compile(
-    r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE"
-)
 _SHELL_NAMES = "PWD OLDPWD SHLVL _ BASH_ENV HOSTNAME LINES COLUMNS LD_PRELOAD JOB_ID NSLOTS"
 _OF_SHELLS = frozenset(_SHELL_NAMES.split())
 _OF_RANKS = {*RANK_VARIABLES, "MPI_LOCALRANKID", "NHOSTS", "NCPUS", "QUEUE"}
@@ -52,6 +49,8 @@ class Verification:
     ranks: int
     equal: tuple[str, ...]
     differences: tuple[Difference, ...]
+    cause: str = ""  # Why the script could not be compared; empty if it was, or if nothing says why.
+    fix: str = ""  # What to type then.
 
     @property
     def is_equal(self) -> bool:
@@ -61,8 +60,8 @@ class Verification:
     @property
     def title(self) -> str:
         """What it comes to, in a line."""
-        if not self.equal:
-            return "not verified"
+        if self.cause or not self.equal:
+            return f"not verified: {self.cause}" if self.cause else "not verified"
         ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
         verdict = "verified" if self.is_equal else "verified, with differences"
         return f"{verdict}: {ranks}, alike in {', '.join(self.equal)}"
@@ -76,8 +75,14 @@ class Verification:
                 yield f"    {each.why}"
 
 
-def _started(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one."""
+def _started(records: Sequence[Record], launcher: str, new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one.
+
+    Args:
+        records: of all that was started.
+        launcher: of the script's training; where it has one, another program that a plain Python runs is no rank.
+        new: the ranks of its job.
+    """
     for is_rank in (
         lambda each: each["env"].get(VIA) in (*LAUNCHERS, *MODULES.values()),
         lambda each: VIA in each["env"] and each["kind"] != "binary",
@@ -85,7 +90,12 @@ def _started(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     ):
         if found := [each for each in records if is_rank(each)]:
             return found, [each for each in records if each not in found]
-    programs = [each for each in records if each["kind"] != "binary"][-1:]
+    programs = [each for each in records if each["kind"] != "binary"]
+    alike = [each for each in programs if (each["kind"], each["path"]) in [(one["kind"], one["path"]) for one in new]]
+    same = [each for each in alike or programs if each["args"] in [one["args"] for one in new if one["args"]]]
+    if launcher and not alike:
+        same = programs = []
+    programs = (same or alike or programs)[-1:]
     return programs, [each for each in records if each not in programs]
 
 
@@ -119,6 +129,7 @@ def compare(
     after: Sequence[Record],
     said: str,
     new_said: str,
+    lacking: Sequence[str] = (),
 ) -> Verification:
     """Compare the records of a script with those of its job.
 
@@ -130,19 +141,21 @@ def compare(
         after: those of the job.
         said: the last words of the script.
         new_said: those of the job.
+        lacking: scripts that it runs, and that are not here.
     """
-    old, old_others = _started(before)
     new = [each for each in after if each["env"].get(VIA) == "allranks"]
+    old, old_others = _started(before, draft.launcher, new)
     new_others = [each for each in after if each not in new]
     old, further = _of_one_training(old, new)
     found = _Comparison(draft, plan, base)
     if not old or not new:
         side, text = ("job", new_said) if old else ("script", said)
-        last = text.rpartition("\n")[2]
+        last = last_line(text)
         what = "ranks" if old or new else "ranks, of both"
         printed = f"; the {side}'s last output: {last}" if last else ""
         found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
-        return Verification(len(old), (), tuple(found.differences))
+        cause, fix = why_no_job(new_said) if old else why_none(draft, base, said, lacking, before)
+        return Verification(len(old), (), tuple(found.differences), cause, fix)
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     moved = found.note(("changed", "not taken over"), "cd ")
     is_before = any(each["kind"] == "binary" for each in old)
@@ -153,12 +166,15 @@ def compare(
     found.each(
         "container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container")
     )
-    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved or before_it)
+    found.each(
+        "program", one, other, lambda each: f"{each['kind']} {each['path']}", moved or before_it or found.program()
+    )
     found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments() or before_it)
     found.each("files that the arguments name", one, other, _files, before_it)
-    found.environment(one, other)
-    found.others([*old_others, *further], new_others)
-    return Verification(len(new), tuple(found.equal), tuple(found.differences))
+    found.environment(one, other, before_it)
+    found.others([*old_others, *further], new_others, {each["path"] for each in new})
+    cause = "" if all(each.why for each in found.differences) else why_differs(draft, base)
+    return Verification(len(new), tuple(found.equal), tuple(found.differences), cause)
 
 
 def _of_one_training(old: Sequence[Record], new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -247,16 +263,26 @@ class _Comparison:
         }
         first = {re.sub(r"/[^/]+$", "/python", path) for path in first}
         if _interpreter(old).split(" ")[0] not in first or self.draft.get("environment.python"):
-            return ""
+            return self.note(("not taken over",), "environment.python")
         reasons = (each.why for each in self.plan.reasons if each.subject == "python")
         return f"the script took the first on PATH; now it is {next(reasons, '')}"
 
+    def program(self) -> str:
+        """Return why another program is known to the user: its path has a variable of the script, and no argument."""
+        return "" if unmet_arguments(self.draft) else self.note(("not taken over",), "its value is not in the script")
+
     def arguments(self) -> str:
         """Return why other arguments are known to the user."""
-        return self.note(("not taken over",), "its value is not in the script", "own arguments", "--local_rank")
+        return self.note(
+            ("not taken over",),
+            "its value is not in the script",
+            "its default is not known",
+            "own arguments",
+            "--local_rank",
+        )
 
-    def environment(self, old: Sequence[Record], new: Sequence[Record]) -> None:
-        """Compare the variables that the script sets, one by one."""
+    def environment(self, old: Sequence[Record], new: Sequence[Record], before_it: str) -> None:
+        """Compare the variables that the script sets, one by one; ``before_it``: why ranks may have others."""
         there = {_numbers(each)[0]: _changed(each, self.base) for each in new}
         names: dict[str, tuple[str, str]] = {}
         equal: set[str] = set()
@@ -273,9 +299,9 @@ class _Comparison:
         if shown := sorted(equal - names.keys()):
             self.equal.append(f"environment ({', '.join(shown)})")
         for name, (one_value, other_value) in sorted(names.items()):
-            if name in decided and not one_value:
-                continue  # torchrun decides about threads in the ranks, too late for this to see.
-            why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ")
+            if (name in decided and not one_value) or name == self.draft.node_rank:
+                continue  # torchrun decides about threads in the ranks, too late for this to see. A rank was given.
+            why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ") or before_it
             if name == "CONDA_DEFAULT_ENV":
                 why = why or self.note(("not taken over",), "environment.conda")
             given = self.draft.get(f"environment.variables.{name}")
@@ -283,12 +309,14 @@ class _Comparison:
                 one_value, other_value, why = "<secret>", "<secret>", "its value comes from where you type allranks run"
             self.differ(f"variable {name}", one_value, other_value, why)
 
-    def others(self, old: Iterable[Record], new: Iterable[Record]) -> None:
-        """Compare the other commands that are run: before, beside and after the training."""
+    def others(self, old: Iterable[Record], new: Iterable[Record], programs: Collection[str]) -> None:
+        """Compare the other commands that are run: before, beside and after the training of one of these programs."""
         one, other = ({shlex.join([each["path"], *each["args"]]) for each in side} for side in (old, new))
         for command in sorted(one - other):
-            name = PurePath(shlex.split(command)[0]).name
-            self.differ("another command", command, "", self.note(("changed", "left out", "not taken over"), name))
+            path = shlex.split(command)[0]
+            why = self.note(("changed", "left out", "not taken over"), PurePath(path).name)
+            why = why or (self.note(("not taken over",), "the loop over") if path in programs else "")
+            self.differ("another command", command, "", why)
         for command in sorted(other - one):
             self.differ("another command", "", command, "")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from allranks.lint.model import Word
+from allranks.lint.model import Part, Word
 from allranks.lint.reading import View
 
 Kind = Literal["left out", "changed", "not taken over"]
@@ -18,6 +18,10 @@ KINDS: dict[Kind, str] = {
     "not taken over": "this needs your hand",
 }
 MOVED = "in a job $0 is the scheduler's copy of the script, in a directory of its own: write the one that is meant"
+_VARIABLE = re.compile(rb'"?\$\{?(\w+)')
+_DEFAULT_HOME = re.compile(rb"\$\{\w+:?[-=]~[/}]")
+#: Variables that have the value of another one, whose own value is followed.
+_NESTED = 5
 _POSITIONAL = re.compile(r"[0-9@*#]+")
 
 
@@ -53,6 +57,7 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
     node: str = ""  # Its options of ``allranks node``, where each node's script is started by hand.
     node_rank: str = ""  # The variable of the script, or the number of its argument, that is the node's rank.
+    launcher: str = ""  # What starts the ranks in the script; empty if Python is the rank.
     incomplete: bool = False  # An argument of the training has a value that is not known.
 
     @property
@@ -115,9 +120,25 @@ class Draft:
         is_batch = self.kind in ("slurm", "pbs", "grid_engine")
         return is_batch and is_own and bool(re.search(r"\$\{?(0\b|BASH_SOURCE)", text))
 
+    def is_home(self, parts: Sequence[Part]) -> bool:
+        """Return whether a word starts with a ``~`` that the shell expands: one outside of quotes."""
+        if not parts or not re.match(r"~(/|$)", parts[0].value or ""):
+            return False
+        script, at = self.view.script, parts[0].at
+        for _ in range(_NESTED):
+            found = _VARIABLE.match(script.text.data, at)
+            if _DEFAULT_HOME.match(script.text.data, at):
+                return True
+            if not found:
+                return bool(re.match(rb"[^\"']~", script.text.data[max(at - 1, 0) : at + 1]))
+            name = found[1].decode()
+            at = max((each.at + len(name) + 1 for each in script.assigned(name) if each.at < at), default=0)
+        return False
+
     def is_set_here(self, name: str) -> bool:
         """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""
         is_own = self.view.script.sets(name.partition("[")[0]) and name not in self.view.script.exported
+        is_own = is_own or f"${{{name}:=".encode() in self.view.script.text.data
         return is_own or bool(_POSITIONAL.fullmatch(name))
 
 

@@ -93,6 +93,7 @@ def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
     """Take over what the commands start, where, and how often; ``codes`` are lint's findings about them."""
     launch = group[0]
+    draft.launcher = "" if launch.is_python else launch.name
     _take_wrappers(draft, launch)
     take_hosts(draft, group)
     config = _config_of(draft, launch)
@@ -200,6 +201,13 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str
             draft.not_taken(at, f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node")
         if ranks is None and not draft.get("launch.nproc_per_node"):
             draft.not_taken(at, f"{launch.starter_name}: the number of ranks is not known here; one rank for each GPU")
+        nodes = draft.get("resources.nodes")
+        is_srun = launch.starter_name == "srun" and isinstance(nodes, int)
+        if is_srun and ranks and launch.tasks and launch.tasks < ranks * nodes:
+            ranks = launch.tasks // nodes or 1
+            why = f"{launch.starter_name}, {launch.tasks} on {nodes} nodes"
+            if launch.tasks % nodes:
+                draft.not_taken(at, f"{why}: the number of ranks is not known here")
     elif launch.is_torch and (given := call.get("--nproc-per-node")):
         why = f"{given.typed}={given.value.shown}"
         ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks
@@ -263,7 +271,7 @@ def _take_program(draft: Draft, launch: Launch) -> None:
     kind, options = "script", []
     if call.get("--no-python"):
         kind = "binary"
-    elif call.get("--module"):
+    elif call.get("--module", "-m"):
         kind = "module"
     while launch.is_python and words and words[0].shown.startswith("-"):
         option = words.pop(0)
@@ -277,7 +285,11 @@ def _take_program(draft: Draft, launch: Launch) -> None:
     python = path_of(starters[-1].words[0]) if starters else None
     if python and starters[-1].name in LAUNCHERS:  # Beside Python, but for those of pip install --user.
         python = None if "/.local/bin/" in python else re.sub(r"[^/]+$", "python", python)
-    if python and "/" in python and "environment.python" not in draft.values:
+    typed = starters[-1].words[0].shown if starters and python is None else ""
+    if "/" in typed and "/.local/bin/" not in typed and "environment.python" not in draft.values:
+        draft.not_taken(starters[-1].at, f"{typed}: environment.python expands no variables")
+    is_versioned = bool(python and re.fullmatch(r"python\d\.\d+", python))
+    if python and ("/" in python or is_versioned) and "environment.python" not in draft.values:
         draft.put("environment.python", [python, *options], starters[-1].at, starters[-1].words[0].shown)
     elif options:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
@@ -295,7 +307,10 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("binary", "bash", words[0].at, "it computes values of its arguments")
         draft.put("args", ["-c", "\n".join([*lines, f"exec {program}{typed}"])], words[0].at, "")
         return
-    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
+    args: list[_Argument] = []
+    for word in words:
+        if not _is_rest(draft, word, command.context.function):
+            args.append(_Argument(draft, word, is_program=not args))
     if any(each.is_read for each in args):
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
@@ -331,14 +346,19 @@ class _Argument:
     Attributes:
         text: its value, with the names of what is not known.
         quoted: how a shell reads it.
-        is_read: it has a variable that the job's environment has.
+        is_read: it has a variable that the job's environment has, or a ``~`` that only a shell expands; the job file
+            expands that of the program.
     """
 
-    def __init__(self, draft: Draft, word: Word) -> None:
+    def __init__(self, draft: Draft, word: Word, *, is_program: bool = False) -> None:
         self.is_read = False
         self.text = word.shown
         self.quoted = ""
-        for part in word.parts:
+        parts = [*word.parts]
+        if draft.is_home(parts):
+            self.is_read, self.quoted = not is_program, '"${HOME}"'
+            parts[0] = replace(parts[0], value=(parts[0].value or "")[1:])
+        for part in parts:
             part = _working_directory(draft, part) or part
             rank = RANK_VARIABLES.get(part.text) if part.kind == "variable" else None
             if part.value is not None and rank is None:
@@ -352,6 +372,9 @@ class _Argument:
                 self.quoted += shlex.quote(part.shown)
                 continue
             self.is_read = True
+            if not rank and part.has_default and _with_default(draft, part) == f"${{{part.text}}}":
+                draft.not_taken(word.at, f"${part.text}: its default is not known here; write its value into args")
+                draft.incomplete = True
             if rank and rank != part.text:
                 draft.changed(word.at, f"${part.text} in the arguments is ${rank}, which allranks sets for each rank")
             source = f"${{{rank}}}" if rank else _with_default(draft, part)
@@ -387,11 +410,17 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
         draft.put(f"environment.variables.{name}", "<secret>", given.at, "set it where you type allranks run")
         draft.changed(given.at, f"the value of {name} is not taken over: it comes from where you type allranks run")
         return False
-    if word.value is not None and given.items is None and given.parts is not None:
+    is_text = word.value is not None and given.items is None and given.parts is not None
+    if is_text and not draft.is_home(word.parts):
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)
         return False
     if given.is_prefix and draft.is_moved(given.at, line := _shell(draft, given)):
         draft.not_taken(given.at, f"{line}: {MOVED}")
+        return False
+    own = {each.name for each in draft.view.script.assignments if not each.is_prefix} - draft.view.script.exported
+    if given.is_prefix and any(part.value is None and part.text in own for part in word.variables):
+        draft.not_taken(given.at, f"{typed}: its value is not in the script; write it into environment.variables")
+        draft.incomplete = True
         return False
     if given.is_prefix:
         draft.add_line("node_setup" if draft.is_remote else where, f"export {line}", given.at)

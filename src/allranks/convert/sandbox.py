@@ -77,7 +77,8 @@ def run(
         cwd: absolute directory to start in.
         environ: all variables that it starts with.
         files: text by absolute path, of files that are there in the sandbox alone.
-        stubs: absolute paths of further commands that are recorders, and of files to be sourced that are empty.
+        stubs: absolute paths of further commands that are recorders, of files to be sourced that are empty, and, with
+            a slash at the end, of empty directories.
         commands: names of all recorders.
         facts: what recorders answer from.
 
@@ -249,9 +250,12 @@ def _files(wanted: Mapping[str, Any]) -> None:
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    for path in map(Path, wanted["stubs"]):
+    for name in wanted["stubs"]:
         with suppress(OSError):  # It may be in a file system that cannot be written: then it stays missing.
-            _stub(path)
+            if name.endswith("/"):
+                Path(name).mkdir(parents=True, exist_ok=True)
+            else:
+                _stub(Path(name))
 
 
 def _stub(path: Path) -> None:
@@ -266,7 +270,7 @@ def _stub(path: Path) -> None:
         return
     if path.exists() and (_is_shell_script(path) or path.suffix in _SUFFIXES):
         source = path
-    elif path.suffix in _SUFFIXES:
+    elif path.suffix in _SUFFIXES or path.name in _SUFFIXES:
         path.touch()
         return
     else:

@@ -31,6 +31,8 @@ _NONE: Final = "a job needs none of it"
 _ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
 #: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
 _DROPPED: Final = {"AR501", "AR503", "AR504", "AR505", "AR507", "AR511", "AR512", "AR513", "AR514", "AR516", "AR517"}
+#: Words that begin and end branches.
+_BRANCHES: Final = re.compile(r"(?:^|(?<=[;\s]))(if|fi|else|elif|case|esac|;;)(?=[;\s]|$)")
 
 
 class Statements:
@@ -111,7 +113,8 @@ class Statements:
 
     def _acts(self, command: Command) -> bool:
         """Return whether a command does something that a job may need."""
-        return bool(command.name) and (command.name not in self.quiet or self._writes(command))
+        is_quiet = command.name in self.quiet or (command.name == "env" and not command.args)
+        return bool(command.name) and (not is_quiet or self._writes(command))
 
     def _writes(self, command: Command) -> bool:
         """Return whether a command that would only print writes a file from a here-document, or one of the training."""
@@ -131,15 +134,54 @@ class Statements:
             if command.order in self.orders or command.context.is_condition:
                 continue
             is_before = command.order < max(self.orders)
+            if is_before and self._is_of_another_branch(command):
+                if self._acts(command):
+                    self._stands("in another branch than", command.at, command.end)
+                continue
             is_near = any(self._is_near(command, each) for each in self.group)
             is_remote = command.context.level > 0
-            if is_before and is_near and (is_remote or not self.draft.is_remote):
+            if is_before and is_near and not self._is_written(command):
+                self._in_a_variable(command)
+            elif is_before and is_near and (is_remote or not self.draft.is_remote):
                 self._one(command.at, command.end, is_inner=is_remote)
             elif is_before and self._only_reaches(command):
                 self.draft.left_out(command.at, f"{short(self.draft.source(command.at, command.end), 60)}: {_NONE}")
             elif self._acts(command) and (not command.context.via or not is_before):
                 self._stands("beside", command.at, command.end)
         self._conditions([each for each in self.group if start <= each.at < end])
+
+    def _is_of_another_branch(self, command: Command) -> bool:
+        """Return whether a command is run only where the training of its statement is not: before its ``else``."""
+        text = self.script.text
+        after = [
+            each.at
+            for each in self.group
+            if each.at > command.end and text.file_of(each.at) is text.file_of(command.at)
+        ]
+        depth = 0
+        for word in _BRANCHES.findall(self.draft.source(command.end, min(after, default=command.end))):
+            depth += (word in ("if", "case")) - (word in ("fi", "esac"))
+            if depth < 0:
+                return False
+            if depth == 0 and word in ("else", "elif", ";;"):
+                return command.context.is_conditional
+        return False
+
+    def _is_written(self, command: Command) -> bool:
+        """Return whether a command stands where it is run, not in a variable that is run."""
+        word = command.words[0] if command.words else None
+        return word is None or not any(
+            each.at == command.at and each.order != command.order and each.context.via == command.context.via
+            for each in self.script.commands
+        )
+
+    def _in_a_variable(self, command: Command) -> None:
+        """Take over what a shell runs before the training in a text that a variable holds."""
+        if command.name == "cd" and len(command.args) == 1:
+            self._change_directory(command)
+        elif self._acts(command):
+            what = f"{short(' '.join(word.shown for word in command.words), 80)}: it stands beside the training"
+            self.draft.not_taken(command.at, what)
 
     def _is_near(self, command: Command, launch: Command) -> bool:
         """Return whether the shell that runs a command also starts the training, by ``nohup`` or the like too."""
@@ -182,12 +224,19 @@ class Statements:
             draft.left_out(start, f"{source}: the log is in the run's directory")
         elif names <= _OF_SHELL:
             self._keep(start, end, is_inner)
+        elif any(each.context.background == start for each in commands if each.name in names) and not self._waits(end):
+            draft.not_taken(start, f"{short(source, 80)}: it runs beside the training: start it by hand")
         elif draft.is_remote:
             self._with_what_it_reads("node_setup", start, end)
         else:  # It runs once, before the nodes start, in the environment that it needs.
             for line, at in self.activating if names - _PLAIN - _QUIET else ():
                 draft.add_line("setup", line, at)
             self._with_what_it_reads("setup", start, end)
+
+    def _waits(self, at: int) -> bool:
+        """Return whether the script waits for what runs in the background, between a place and its training."""
+        first = min(each.root.at for each in self.group)
+        return any(at <= each.at < first for each in self.script.named("wait"))
 
     # --- environments -------------------------------------------------------------------------------------------
 
@@ -247,6 +296,9 @@ class Statements:
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
         if path and not path.startswith("~"):
             path = os.path.normpath(path)
+        if draft.kind == "pbs" and path and not path.startswith(("/", "~", ".")):
+            first = next(self.script.named("cd", "pushd"), None)
+            path = f"~/{path}" if command is first else path  # PBS starts a script there.
         if path == ".":
             draft.left_out(command.at, f"{text}: the ranks start where the job file is, or in workdir")
         elif path:

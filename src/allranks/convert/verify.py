@@ -6,24 +6,29 @@ script as its scheduler would start it, and what the plan of the job file would 
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
-from allranks.convert.compare import OF_SCHEDULERS, Record, Verification, compare
+from allranks.convert.compare import Record, Verification, compare
 from allranks.convert.csh import as_bash
 from allranks.convert.draft import Draft, path_of
 from allranks.convert.recorder.common import FIRST, HOST, part_of
 from allranks.convert.recorder.common import PATH as LOGIN_PATH
 from allranks.convert.recorder.main import COMMANDS
 from allranks.convert.sandbox import run
+from allranks.convert.unmet import OF_SCHEDULERS
 from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
+from allranks.system.hostlist import expand
 
 #: Functions and commands that shells of the sandbox have: they leave their mark in the environment.
 _SHELL = """\
@@ -37,11 +42,14 @@ conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) comman
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
 date() { command date -d @1700000000 "$@"; }
+ulimit() { :; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
-readonly -f module ml conda mamba micromamba command_not_found_handle
+readonly -f ulimit module ml conda mamba micromamba command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
+_NO_DIRECTORY = re.compile(r": line \d+: cd: (.+): No such file or directory$", re.MULTILINE)
+_NO_TARGET = re.compile(r": line \d+: (.+): No such file or directory$", re.MULTILINE)
 #: Rounds in which paths that a script names and that are not here become stubs.
 _ROUNDS = 6
 
@@ -58,8 +66,12 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
     if named:
         machines = [each.host for each in plan.commands]
     is_batch = draft.kind in ("slurm", "pbs", "grid_engine")
-    old = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, nodes + 1)] if is_batch else machines)
-    new = _Side(draft, environ, cwd, [f"node{at:02}" for at in range(1, plan.nnodes + 1)] if is_batch else machines)
+    hosts: list[str] = []
+    with suppress(ValueError):  # It is checked where a job is planned.
+        hosts += expand(draft.view.script.option("nodelist") or "")
+    hosts += [f"node{at:02}" for at in range(1, max(nodes, plan.nnodes) + 1)]
+    old = _Side(draft, environ, cwd, hosts[:nodes] if is_batch else machines)
+    new = _Side(draft, environ, cwd, hosts[: plan.nnodes] if is_batch else machines)
     script = as_bash(draft.path, data)
     if script != data:
         old.files[str(cwd / draft.path)] = script.decode("utf-8", "surrogateescape")
@@ -73,7 +85,10 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
         command = ["bash", plan.commands[0].command[-1]]
     new.stubs = old.stubs
     after, new_said = new.run(command, files, dict.fromkeys(plan.secrets, "x" * 16))
-    return compare(draft, plan, old.base, before, after, said, new_said)
+    lacking = [path for path in old.stubs if path.endswith((".sh", ".bash")) and not old.is_sourced(path)]
+    return compare(
+        draft, plan, old.base, before, after, said, new_said, [path for path in lacking if not Path(path).exists()]
+    )
 
 
 class _Side:
@@ -81,13 +96,17 @@ class _Side:
 
     Attributes:
         base: the variables that it starts with.
-        stubs: paths that were named and are not here.
+        stubs: paths that were named and are not here; directories end with a slash.
     """
 
     def __init__(self, draft: Draft, environ: Mapping[str, str], cwd: Path, hosts: Sequence[str]) -> None:
         self.draft, self.cwd, self.hosts = draft, cwd, [*hosts]
         self.files = {_SHELL_FILE: _SHELL}
         self.stubs = [sys.executable, *self._named()]
+        commands = draft.view.script.commands
+        #: What the script sources, and how the files may be called that it writes its output to.
+        self.sourced = {word.shown for each in commands if each.name in ("source", ".") for word in each.args[:1]}
+        self.targets = [*_targets(draft.view.script.text.data.decode("utf-8", "replace"))]
         self.resources = draft.view.resources
         self.cpus = int(draft.get("resources.cpus_per_node") or os.cpu_count() or 1)
         self.gpus = int(self.resources.gpus or draft.get("resources.gpus_per_node") or 0)
@@ -128,6 +147,7 @@ class _Side:
         """Run a command until no path is missing any more; return what was recorded, and its last words."""
         options = {name: [sorted(each.valued), _other_names(each), each.attaches] for name, each in SYNTAX.items()}
         facts = {"hosts": self.hosts, "gpus": self.gpus, "cpus": self.cpus, "options": options, "modules": MODULES}
+        facts["seen_gpus"] = self.gpus or int(not self.is_batch)  # Where there is none, the job has one rank.
         facts["tasks"] = self.resources.processes or self.resources.tasks_per_node
         names = {each.name for each in self.draft.view.script.commands}
         for _ in range(_ROUNDS):
@@ -144,9 +164,15 @@ class _Side:
             if not missing:
                 break
             self.stubs = [*self.stubs, *dict.fromkeys(missing)]
-        said = found["stderr"].strip() or found["stdout"].strip()
+        said = found["stderr"].strip()
+        if all(line.startswith("+") for line in said.splitlines()):  # Nothing, or what set -x shows.
+            said = found["stdout"].strip() or said
         said = "it was ended by the limits of the sandbox" if found["late"] else said
         return found["records"], said
+
+    def is_sourced(self, path: str) -> bool:
+        """Return whether the script sources a file of this name."""
+        return PurePath(path).name in {PurePath(each).name for each in self.sourced}
 
     def _named(self) -> Iterator[str]:
         """Yield the absolute paths of programs, and of environments to be activated, that the script names."""
@@ -167,8 +193,14 @@ class _Side:
         for path in _MISSING.findall(stderr):
             name = PurePath(path).name
             is_program = part_of(name) or name == "activate" or name.endswith((".sh", ".bash"))
-            if "/" in path and (is_program or os.access(path, os.X_OK)):
+            if path in self.sourced or ("/" in path and (is_program or os.access(path, os.X_OK))):
                 yield from (os.path.normpath(each / path) for each in workdirs)
+        folders = [*_NO_DIRECTORY.findall(stderr)]
+        for path in _NO_TARGET.findall(stderr):
+            if any(fnmatchcase(path, each) for each in self.targets):
+                folders.append(str(PurePath(path).parent))
+        for folder in folders:
+            yield from (f"{os.path.normpath(each / folder)}/" for each in workdirs)
 
     def _slurm(self) -> dict[str, str]:
         script, nodes, per_node = self.draft.view.script, len(self.hosts), self.resources.tasks_per_node
@@ -219,6 +251,12 @@ def _other_names(syntax: Syntax) -> dict[str, str]:
     known = syntax.valued | syntax.flags if syntax.abbreviates and not syntax.attaches else ()
     begun = {name[:end] for name in known for end in range(len("--x"), len(name))}
     return {**{name: syntax.canonical(name) for name in begun}, **syntax.same}
+
+
+def _targets(script: str) -> Iterator[str]:
+    """Yield what the files may be called that a script writes its output to, as patterns of :mod:`fnmatch`."""
+    for quoted, plain in re.findall(r">\|?[ \t]*(?:\"([^\"\n]+)\"|([^\s;&|()<>\"]+))", script):
+        yield "*".join(map(glob.escape, re.split(r"\$\{[^}]*\}|\$\w+|\$\(.*", quoted or plain)))
 
 
 def _is_start_file(path: str) -> bool:

@@ -94,7 +94,7 @@ class Expander:
     def _append(self, words: list[Word], node: Node, context: Context, end: int) -> None:
         """Append the words of a node to those of a command, the last of which may end here: ``_$NAME.log`` is split."""
         more = self._words(node, context)
-        if words and more and end == node.start_byte:
+        if words and more and self._piece.data[end : node.start_byte] in (b"", b"\\\n"):
             last = words.pop()
             more[0] = Word((*last.parts, *more[0].parts), last.at, more[0].end)
         words += more
@@ -212,6 +212,11 @@ class Expander:
 
     def _variable(self, node: Node, context: Context, quote: str) -> list[Part]:
         source, at = self._source(node).lstrip(), self._piece.at(node.start_byte)
+        if digit := re.fullmatch(r"\$(\d)(\w+)", source):  # $1_a is $1 and _a.
+            self._use(digit[1], node, context, quote)
+            first = text_of(self.values.get(digit[1])) or [Part("variable", digit[1], None, quote, context.level, at)]
+            found = [replace(part, quote=quote, at=at) for part in first]
+            return [*found, Part("text", digit[2], digit[2], quote, context.level, at + len("$1"))]
         names = list(below(node, "variable_name", "special_variable_name"))
         name = self._source(names[0]) if names else source.lstrip("${").rstrip("}")
         has_default = any(child.type in (":-", "-", ":=", "=", ":?", "?", ":+", "+") for child in node.children)

@@ -39,6 +39,11 @@ _FILES = 20
 _CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
 #: A backslash before an empty line or at the very end: bash ends the command there, and the grammar does not.
 _LAST_BACKSLASH = re.compile(rb"(?<!\\)\\(?=\n?\Z|\n[ \t]*\n)")
+#: What stands behind a variable, which the grammar then takes for text if another one stands before it in the word:
+#: ``$A/$B/c``. In ``${...}`` and ``((...))`` it is right.
+_BEHIND = re.compile(rb"\(\([^\n]*?\)\)|\$\{[^{}\n]*\}|(?<![\\$])(\$\w+)[/.,:+\-]")
+#: An argument of the script, whose number it takes for text there.
+_ARGUMENT = re.compile(rb"(?<![\\$])\$\d(?!\w)")
 _END_OF_LINE = re.compile(rb"(?<!\\)\n")
 #: The depth of the statements of a script and of functions and branches in it, roughly.
 _TOP = 12
@@ -73,7 +78,11 @@ class Walker(ControlFlow):
     def _parse(self, data: bytes) -> Node | None:
         """Return the tree of a text; None once all together are too long."""
         self._budget -= len(data) + 100
-        return None if self._budget < 0 else _parser().parse(_LAST_BACKSLASH.sub(b" ", data)).root_node
+        if self._budget < 0:
+            return None
+        # Names and texts are read from the data itself: only the kinds of characters count here, and their number.
+        data = _BEHIND.sub(lambda found: found[1] + b"%" if found[1] else found[0], _LAST_BACKSLASH.sub(b" ", data))
+        return _parser().parse(_ARGUMENT.sub(b"$a", data)).root_node
 
     def walk(self, piece: Piece, context: Context, root: Node | None = None) -> None:
         """Walk over a text in a context; over its tree, if it is parsed already."""

@@ -289,6 +289,16 @@ def test_any_address_of_the_first_node_is_kept(folder: Path, capfd: pytest.Captu
     assert capfd.readouterr().out.splitlines()[1] == line
 
 
+@pytest.mark.parametrize(
+    ("lines", "workdir"), [("cd project", '"~/project"'), ("cd $PBS_O_WORKDIR\ncd project", "project"), ("cd /", "/")]
+)
+def test_a_directory_of_pbs_is_one_below_home(
+    folder: Path, capfd: pytest.CaptureFixture[str], lines: str, workdir: str
+) -> None:
+    job, _ = job_of(folder, capfd, f"#!/bin/bash\n#PBS -l select=1:ngpus=4\n{lines}\ntorchrun --standalone train.py\n")
+    assert f"workdir: {workdir}" in job.splitlines()
+
+
 def test_an_address_without_a_node_rank_is_no_line_of_a_node(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "start.sh").write_text("torchrun --nnodes=2 --master_addr=gpu1 --master_port=29500 train.py\n")
     typed("start.sh")

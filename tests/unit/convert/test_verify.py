@@ -181,6 +181,26 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a container with a variable": f"{ONE}srun apptainer exec --nv --bind /data/of/the/project:/data --bind /scratch/of/the/group:/scratch --bind /software/of/the/group:/software --bind /models:/models --bind /results:/results --env CACHE=/scratch/$USER image.sif torchrun --standalone --nproc-per-node=4 train.py\n",
     "an environment of conda whose name is not known": 'ENV=$(basename $PWD)\nconda run -n "$ENV" torchrun --standalone --nproc-per-node=2 train.py\n',
     "a backslash at the end": "torchrun --standalone --nproc-per-node=2 train.py --lr 0.1 \\\n",
+    "files that are sourced and are not here": "source settings_here.sh\n. .env\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "a log in a directory that is not here": "RUN=a\ntorchrun --standalone --nproc-per-node=2 train.py > logs/$RUN/train.log 2>&1\n",
+    "a log of a block": "{\n  torchrun --standalone --nproc-per-node=2 train.py\n} > logs/train.log 2> logs/train.err\n",
+    "GPUs that are counted": "torchrun --standalone --nproc-per-node=$(nvidia-smi -L | wc -l) train.py\n",
+    "a home that the shell expands": 'A=~/a\nB="~/b"\nC=$A/c\nD=${DATA_OF_NOBODY:-~/d}\nexport E=~/e\nexport F=\'~/f\'\npython train.py $A "$A" $B $C $D ~ ~/g \'~/h\' --i=~/i "~"/j\n',
+    "a directory in a variable that a shell runs": f'{ONE}CMD="cd project"\nCMD="$CMD && python train.py"\nsrun bash -c "$CMD"\n',
+    "a rank of the node from outside": f"torchrun {STATIC} --node-rank=${{NODE_OF_MINE}} train.py\n",
+    "a preparation in the background that is waited for": "python prepare.py &\nwait\npython train.py\n",
+    "a module of deepspeed": "deepspeed --num_gpus=2 --no_local_rank -m project.train --lr 1\n",
+    "a node by its name": f"{ONE}#SBATCH --nodelist=gpu[7-9]\nsrun torchrun --standalone --nproc-per-node=4 train.py\n",
+    "a word in pieces": "python train.py data='a:'\\\n'b:'\\\n\"c d\" --x\n",
+    "variables that are printed": f"{ONE}env | grep -i nothing_has_this\nexport PATH=$PATH:/opt/of/mine/bin\nsrun torchrun --standalone --nproc-per-node=4 train.py\n",
+    "a version of python": f"{ONE}module load python/3.11\nsrun python3.11 train.py\n",
+    "mpirun in a container": "singularity exec --nv image.sif mpirun --oversubscribe --host localhost:3 -n 3 python train.py\n",
+    "srun in an environment": f"{ONE}poetry run srun torchrun --standalone --nproc-per-node=4 train.py\n",
+    "fewer tasks than fit": f"{SLURM.replace('per-node=1', 'per-node=4')}srun --ntasks=4 --ntasks-per-node=4 python train.py\n",
+    "a range of nodes in a job of one": f"{ONE}torchrun --nnodes=1:2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=localhost:6000 train.py\n",
+    "a limit that is higher than that here": "set -e\nulimit -n 1000000\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "another branch": 'N=$(nvidia-smi -L | wc -l)\nif [ "$N" -eq 900 ]; then\n  python prepare.py\n  export A=1\nelse\n  torchrun --standalone --nproc-per-node=2 train.py\nfi\n',
+    "trainings at the same time": "python train.py --seed 1 &\npython train.py --seed 2 &\nwait\n",
     "grid engine": f"{GRID}torchrun --standalone --nproc_per_node=2 train.py --data /data\n",
     # Machines
     "ssh in a loop": f'i=0\nfor host in gpu1 gpu2; do\n  ssh $host "cd {{work}} && torchrun {STATIC} --node-rank=$i train.py" &\n  i=$((i + 1))\ndone\nwait\n',
@@ -257,7 +277,7 @@ def test_arguments_of_the_script_are_given_behind_hyphens(
     assert "rank, local rank, world size and host" in said
     assert "arguments" in said.partition("start.sh: verified: ")[2].partition("\n")[0]
     assert "not taken over" not in said
-    assert "was run without" not in said
+    assert "was read without" not in said
     assert code == 0
 
 
@@ -279,16 +299,146 @@ def test_arguments_that_the_script_is_run_without_are_named(
     (folder / "start.sh").write_text(script)
     typed("start.sh")
     found = capfd.readouterr().err.splitlines()
-    notes = [line for line in found if "was run without" in line or line.startswith("  fix: ")]
+    notes = [line for line in found if "was read without" in line or line.startswith("  fix: ")]
     values = " ".join(f"VALUE{number}" for number in range(1, missing + 1))
     names = " and ".join(f"${number}" for number in range(1, missing + 1))
     assert (
         notes
         == [
-            f"note: start.sh was run without its arguments {names}",
+            f"note: start.sh was read without its arguments {names}",
             f"  fix: allranks convert start.sh --verify -- {values}",
         ][: 2 * bool(missing)]
     )
+
+
+CAUSES = {
+    "an argument": (
+        'if [ -z "$1" ]; then echo usage; exit 1; fi\npython train.py $1\n',
+        "the script starts no rank without its arguments $1",
+        "",
+    ),
+    "an argument that is the program": (
+        "python $1/train.py\n",
+        "the script was run without its arguments $1",
+        "",
+    ),
+    "a variable that the script asks for": (
+        "echo $OTHER_OF_NOBODY\n: ${DATA_OF_NOBODY:?where is it}\npython train.py\n",
+        "the script ended before its training: its last output is start.sh: line 2: DATA_OF_NOBODY: where is it; it reads "
+        "DATA_OF_NOBODY, which is set neither in it nor here",
+        "DATA_OF_NOBODY=VALUE allranks convert start.sh --verify",
+    ),
+    "a variable that is not bound": (
+        "set -u\ntorchrun --standalone --nproc-per-node=$COUNT_OF_NOBODY train.py\n",
+        "the script ended before its training: its last output is start.sh: line 2: COUNT_OF_NOBODY: unbound variable; it "
+        "reads COUNT_OF_NOBODY, which is set neither in it nor here",
+        "COUNT_OF_NOBODY=VALUE allranks convert start.sh --verify",
+    ),
+    "a file of accelerate": (
+        "python prepare.py\naccelerate launch --config_file conf/a.yaml train.py\n",
+        "the script needs the file WORK/conf/a.yaml, which is not here",
+        "put it there, and convert start.sh again",
+    ),
+    "a file of accelerate, with the errors sent elsewhere": (
+        "nohup accelerate launch --config_file conf/a.yaml train.py > log.txt 2>&1 &\n",
+        "the script needs the file of accelerate --config_file conf/a.yaml, which is not here",
+        "put it there, and convert start.sh again",
+    ),
+    "another branch": (
+        'if [ "${HOW:-}" = "" ]; then\n  python prepare.py\nelse\n  echo $HOW\n  torchrun --standalone train.py\nfi\n',
+        "here the script starts WORK/prepare.py, and not the training, which is under a condition",
+        "",
+    ),
+    "a place holder": (
+        "A=1\nDATA=<the path>\necho $A\ntorchrun --standalone train.py\n",
+        "bash cannot read the script: line 2: syntax error near unexpected token `newline'",
+        "bash -n start.sh shows more",
+    ),
+    "the allocation that it is run in": (
+        "srun -n 2 -c$SLURM_CPUS_PER_TASK -o log.txt python train.py\n",
+        "the script reads SLURM_CPUS_PER_TASK, which only jobs of a scheduler have, and is none",
+        "",
+    ),
+    "a script": (
+        "mpirun -np 2 bash steps/wrap.sh python train.py\n",
+        "the script runs WORK/steps/wrap.sh, which is not here",
+        "put it there, and convert start.sh again",
+    ),
+    "what set -x does not hide": (
+        "set -x\necho 'no data'\nexit 1\ntorchrun --standalone train.py\n",
+        "the script ended before its training: its last output is no data",
+        "",
+    ),
+    "a variable of Slurm": (
+        f"{ONE}set -e\nN=$(expr 2 \\* $SLURM_NTASKS_PER_GPU)\ntorchrun --standalone --nproc-per-node=$N train.py\n",
+        "the script ended before its training: its last output is expr: syntax error: missing argument after '*'; it reads "
+        "SLURM_NTASKS_PER_GPU, which is set neither in it nor here",
+        "",
+    ),
+    "a line of the set-up": (
+        "echo made && rm made_by_hand.txt\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+        "a line of the set-up fails in the sandbox, and the script went on: rm made_by_hand.txt (exit code 1)",
+        "",
+    ),
+    "something else": (
+        "echo 'no data'\nexit 1\ntorchrun --standalone train.py\n",
+        "the script ended before its training: its last output is no data",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_why_a_script_starts_no_rank_is_named(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    script, cause, fix = CAUSES[name]
+    (folder / "$1").mkdir()
+    (folder / "$1/train.py").touch()
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh", "--json") == 1
+    said = capfd.readouterr()
+    cause = cause.replace("WORK", str(folder))
+    assert f"start.sh: not verified: {cause}\n" in said.err
+    assert [each["cause"] for each in json.loads(said.out)["scripts"]] == [cause]
+    assert not fix or f"\n  fix: {fix}\n" in said.err
+
+
+def test_what_runs_beside_the_training_is_no_line_of_the_setup(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text("python prepare.py --serve &\npython train.py\n")
+    assert typed("start.sh") == 0
+    said = capfd.readouterr()
+    assert "setup" not in said.out
+    what = "not taken over: python prepare.py --serve: it runs beside the training: start it by hand"
+    assert f"  wanted: another command: {folder}/prepare.py --serve -> nothing\n    {what}\n" in said.err
+
+
+def test_a_variable_of_a_loop_before_a_launcher_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        "for seed in 1 2; do\n  SEED=$seed torchrun --standalone --nproc-per-node=2 train.py\ndone\n"
+    )
+    assert typed("start.sh") == 1
+    said = capfd.readouterr()
+    assert "SEED=$seed" not in said.out.partition("# Not taken over")[0]
+    what = "SEED=$seed: its value is not in the script; write it into environment.variables"
+    assert f"start.sh:2: {what}\n" in said.out + said.err
+
+
+def test_a_default_that_is_not_known_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        "TO=${OUT_OF_NOBODY:-$(mktemp)/a}\n: ${DIR_OF_NOBODY:=$PWD/b}\npython train.py --to $TO --dir $DIR_OF_NOBODY\n"
+    )
+    assert typed("start.sh") == 1
+    said = capfd.readouterr().err
+    assert "start.sh:3: $OUT_OF_NOBODY: its default is not known here; write its value into args\n" in said
+    assert "start.sh:3: $DIR_OF_NOBODY: its value is not in the script; write it into args\n" in said
+    assert "DIFFERS" not in said
+
+
+def test_a_launcher_below_a_directory_that_is_not_known_is_named(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "start.sh").write_text("$(dirname $(mktemp))/bin/torchrun --standalone --nproc-per-node=2 train.py\n")
+    typed("start.sh")
+    assert "/bin/torchrun: environment.python expands no variables\n" in capfd.readouterr().err
 
 
 CHANGES = {
@@ -474,7 +624,7 @@ def test_ranks_of_a_launcher_that_is_given_nonsense_are_named(folder: Path, capf
     (folder / "start.sh").write_text("exit 3\n" + TRAIN)
     assert typed("start.sh") == 1
     said = capfd.readouterr().err
-    assert "start.sh: not verified\n  DIFFERS: ranks: 0 -> 2\n" in said
+    assert "start.sh: not verified: the script ended before its training\n  DIFFERS: ranks: 0 -> 2\n" in said
 
 
 def test_what_is_found_is_written_as_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,34 @@ def test_a_value_is_followed_to_where_it_is_used(before: str, words: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("$A/$B/c", "a/b/c"),
+        ("$A/$B.py", "a/b.py"),
+        ("x$A-$B-c", "xa-b-c"),
+        ("${A}/$B/c/$A/d", "a/b/c/a/d"),
+        ("$A:$B:c", "a:b:c"),
+        ('"$A"/$B/c', "a/b/c"),
+        ("$A/$B$A,c", "a/ba,c"),
+        ("$A+$B+c", "a+b+c"),
+    ],
+)
+def test_all_variables_of_a_word_are_known(word: str, value: str) -> None:
+    script = view_of(f'A=a\nB=b\nD={word}\necho {word} "$D" end\n').script
+    (command,) = script.named("echo")
+    assert command.values == [value, value, "end"]
+    assert [each.name for each in script.commands] == ["echo"]
+
+
+def test_arguments_of_the_script_behind_a_variable_are_known() -> None:
+    script = view_of("echo $A/$1 $A/$2/c $1/$3.py $((A-$4-1))\n").script
+    assert [use.name for use in script.uses] == ["A", "1", "A", "2", "1", "3", "A", "4"]
+    (command,) = view_of('echo $1_a.txt "$2b"\n').script.named("echo")
+    assert [[part.text for part in word.parts] for word in command.args] == [["1", "_a", ".txt"], ["2", "b"]]
+    assert [use.name for use in view_of("echo $1_a.txt ${2}_b $10\n").script.uses] == ["1", "2", "1"]
+
+
+@pytest.mark.parametrize(
     "before",
     [
         "",

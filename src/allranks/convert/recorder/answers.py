@@ -45,7 +45,7 @@ def getent(words: list[str], env: Env, cwd: str) -> int:
 
 def nvidia_smi(words: list[str], env: Env, cwd: str) -> int:
     """Print a line for each GPU."""
-    for gpu in range(FACTS.gpus):
+    for gpu in range(FACTS.seen_gpus):
         print(f"GPU {gpu}: A GPU (UUID: GPU-{gpu})" if "-L" in words else gpu)
     return 0
 

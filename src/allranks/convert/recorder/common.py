@@ -22,6 +22,8 @@ BINS = (FIRST, "/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin")
 #: Of a login.
 PATH = "/usr/local/bin:/usr/bin:/bin"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+#: What a recorder says of a file that it cannot read, before its path.
+NO_FILE = "there is no file"
 #: By name, each command that is played; every Python is ``python``. ``main`` fills it.
 PARTS: dict[str, Part] = {}
 
@@ -31,6 +33,7 @@ class Facts:
 
     hosts: list[str]
     gpus: int
+    seen_gpus: int  # Those that nvidia-smi lists.
     cpus: int
     tasks: int | None
     options: dict[str, tuple[list[str], dict[str, str], bool]]

@@ -7,7 +7,7 @@ import os
 import sys
 
 from allranks.convert.recorder.answers import QUIET, UNUSED, getent, hostname, nproc, nvidia_smi, quiet, unused, which
-from allranks.convert.recorder.common import BINS, FACTS, HERE, LAUNCHERS, PARTS, Part, play, text_of
+from allranks.convert.recorder.common import BINS, FACTS, HERE, LAUNCHERS, NO_FILE, PARTS, Part, play, text_of
 from allranks.convert.recorder.remote import pdsh, ssh
 from allranks.convert.recorder.schedulers import mpirun, on_a_host, pbsdsh, scontrol, srun
 from allranks.convert.recorder.torch_launchers import by_name, python
@@ -34,4 +34,8 @@ def main() -> int:
     words = sys.argv[2:] if sys.argv[1:2] == ["--as"] else sys.argv
     if os.path.dirname(words[0]) in BINS:  # The shell found it on PATH; where is known again from that.
         words = [os.path.basename(words[0]), *words[1:]]
-    return play(words, dict(os.environ), os.getcwd())
+    try:
+        return play(words, dict(os.environ), os.getcwd())
+    except FileNotFoundError as error:
+        print(f"{os.path.basename(words[0])}: {NO_FILE} {error.filename}", file=sys.stderr)
+        return 1

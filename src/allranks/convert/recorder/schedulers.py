@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from allranks.convert.recorder.common import FACTS, VIA, WITHIN, Env, number, options, start, text_of
+from allranks.convert.recorder.common import FACTS, HOST, VIA, WITHIN, Env, number, options, start, text_of
 from allranks.convert.recorder.hosts import hosts_in, on, place_of, spread, tasks
 from allranks.convert.recorder.remote import login, shell
 from allranks.system.hostlist import expand
@@ -51,7 +51,8 @@ def mpirun(words: list[str], env: Env, cwd: str) -> int:
     given, rest = options("mpirun", words[1:])
     if given.get("-H"):
         named = (each.partition(":") for each in given["-H"].split(","))
-        slots = [(host, number(count, 0)) for host, _, count in named]
+        here = env.get(HOST, "")
+        slots = [(here if host == "localhost" else host, number(count, 0)) for host, _, count in named]
     elif given.get("--hostfile"):
         slots = hosts_in(given["--hostfile"], cwd)
     else:

@@ -44,9 +44,10 @@ def answer(code: str) -> int:
 
 
 def by_name(words: list[str], env: Env, cwd: str) -> int:
-    """Play a launcher that is called by its name: its interpreter is the one beside it."""
+    """Play a launcher that is called by its name: its interpreter is beside it, but for ``pip install --user``."""
     path = find(words[0], env, cwd)
-    beside = os.path.join(os.path.dirname(path), "python") if "/" in path else "python"
+    is_beside = "/" in path and "/.local/bin/" not in path
+    beside = os.path.join(os.path.dirname(path), "python") if is_beside else find("python", env, cwd)
     return launch(os.path.basename(words[0]), words[1:], [beside], env, cwd)
 
 
@@ -73,6 +74,8 @@ def torchrun(given: dict[str, str], before: list[str], rest: list[str], env: Env
         return given.get(f"--{key.replace('_', '-')}") or env.get(f"PET_{key.upper()}")
 
     nodes, wanted, endpoint = number(value("nnodes"), 1), value("nproc_per_node"), value("rdzv_endpoint")
+    if ":" in (value("nnodes") or ""):  # From as many as there are on.
+        nodes = min(nodes, max(len(FACTS.hosts), number((value("nnodes") or "").partition(":")[0], 1)))
     count = FACTS.cpus if wanted == "cpu" else FACTS.gpus or 1 if wanted in ("gpu", "auto") else number(wanted, 1)
     if "--standalone" not in given and value("rdzv_backend") in (None, "", "static"):
         node = number(value("node_rank"), 0)

@@ -44,4 +44,4 @@ def within(words: list[str], env: Env, cwd: str) -> int:
 def is_command(word: str) -> bool:
     """Return whether a word can be the command that a container runs."""
     name = os.path.basename(word)
-    return bool(PYTHON.fullmatch(name)) or name in ("bash", "sh", *LAUNCHERS)
+    return bool(PYTHON.fullmatch(name)) or name in ("bash", "sh", "srun", "mpirun", "mpiexec", *LAUNCHERS)
