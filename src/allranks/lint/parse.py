@@ -41,7 +41,7 @@ _CUT = re.compile(rb"(?<!\\)\\[ \t]+#")
 _LAST_BACKSLASH = re.compile(rb"(?<!\\)\\(?=\n?\Z|\n[ \t]*\n)")
 #: What stands behind a variable, which the grammar then takes for text if another one stands before it in the word:
 #: ``$A/$B/c``. In ``${...}`` and ``((...))`` it is right.
-_BEHIND = re.compile(rb"\(\([^\n]*?\)\)|\$\{[^{}\n]*\}|(?<![\\$])(\$\w+)[/.,:+\-]")
+_BEHIND = re.compile(rb"\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\$\{[^{}\n]*\}|(?<![\\$])(\$\w+)[/.,:+\-]")
 #: An argument of the script, whose number it takes for text there.
 _ARGUMENT = re.compile(rb"(?<![\\$])\$\d(?!\w)")
 _END_OF_LINE = re.compile(rb"(?<!\\)\n")

@@ -25,6 +25,7 @@ HOSTILE = {
     "deep substitutions": "echo " + "$(echo " * 3000 + ")" * 3000,
     "deep groups": "{ " * 3000 + "}" * 3000,
     "deep arithmetic": "x=$((" + "(" * 5000 + "1" + ")" * 5000 + "))\n",
+    "unclosed arithmetic": "x=" + "(( " * 60000,
     "large power": "x=$((9**9**9**9))\nx=$((999999999999*999999999999*999999999999*999999999999))\n",
     "many nested shells": "bash -c '" * 500 + "'" * 500,
     "value that doubles": "a=xxxxxxxxxxxxxxxx\n" + "a=$a$a\n" * 200 + "torchrun $a train.py\n",
