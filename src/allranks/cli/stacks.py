@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import click
 
@@ -49,7 +48,7 @@ def command(run: str | None, folder: str | None, show_all: bool, timeout: float,
         raise RunNotFoundError(f"{found.record.id} has ended", why="only living ranks have stacks", fix=fix)
     stacks = ask(found, timeout)
     if as_json:
-        render.as_json(asdict(stacks))
+        render.as_json(stacks.to_json())
     else:
         render.data("\n".join(_lines(stacks, show_all)))
         for note in _notes(stacks, timeout):

@@ -294,11 +294,11 @@ class Statements:
             path = None if "\0" in rest else os.path.normpath(f".{rest}")
         elif draft.kind == "local" and re.match(r"\$(0|BASH_SOURCE)", word.shown):
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
-        if path and not path.startswith("~"):
-            path = os.path.normpath(path)
-        if draft.kind == "pbs" and path and not path.startswith(("/", "~", ".")):
+        elif draft.kind == "pbs" and path and not path.startswith(("/", "~", ".")):
             first = next(self.script.named("cd", "pushd"), None)
             path = f"~/{path}" if command is first else path  # PBS starts a script there.
+        if path and not path.startswith("~"):
+            path = os.path.normpath(path)
         if path == ".":
             draft.left_out(command.at, f"{text}: the ranks start where the job file is, or in workdir")
         elif path:

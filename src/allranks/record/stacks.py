@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _STACK = re.compile(r"(?:Current thread 0x[0-9a-f]+(?: \[.*\])?|Stack) \(most recent call first\):$")
 _OURS = re.compile(r"/allranks/agent/workers/rank\.py$")
@@ -45,6 +45,11 @@ class RankStack(NamedTuple):
     node: int
     frames: tuple[Frame, ...]
     collective: Collective | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        frames = [frame._asdict() for frame in self.frames]
+        return {**self._asdict(), "frames": frames, "collective": self.collective and self.collective._asdict()}
 
 
 def parse(dump: str, rank: int, node: int) -> RankStack | None:

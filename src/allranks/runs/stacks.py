@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,10 @@ class Stacks:
     without: tuple[int, ...]
     silent: tuple[int, ...]
     states: dict[int, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return them as JSON has them."""
+        return {**asdict(self), "ranks": [stack.to_json() for stack in self.ranks]}
 
 
 def ask(run: Run, seconds: float) -> Stacks:

@@ -290,7 +290,13 @@ def test_any_address_of_the_first_node_is_kept(folder: Path, capfd: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("lines", "workdir"), [("cd project", '"~/project"'), ("cd $PBS_O_WORKDIR\ncd project", "project"), ("cd /", "/")]
+    ("lines", "workdir"),
+    [
+        ("cd project", '"~/project"'),
+        ("cd $PBS_O_WORKDIR\ncd project", "project"),
+        ("cd $PBS_O_WORKDIR/project", "project"),
+        ("cd /", "/"),
+    ],
 )
 def test_a_directory_of_pbs_is_one_below_home(
     folder: Path, capfd: pytest.CaptureFixture[str], lines: str, workdir: str
