@@ -31,8 +31,6 @@ _NONE: Final = "a job needs none of it"
 _ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
 #: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
 _DROPPED: Final = {"AR501", "AR503", "AR504", "AR505", "AR507", "AR511", "AR512", "AR513", "AR514", "AR516", "AR517"}
-#: Words that begin and end branches.
-_BRANCHES: Final = re.compile(r"(?:^|(?<=[;\s]))(if|fi|else|elif|case|esac|;;)(?=[;\s]|$)")
 
 
 class Statements:
@@ -151,21 +149,9 @@ class Statements:
         self._conditions([each for each in self.group if start <= each.at < end])
 
     def _is_of_another_branch(self, command: Command) -> bool:
-        """Return whether a command is run only where the training of its statement is not: before its ``else``."""
-        text = self.script.text
-        after = [
-            each.at
-            for each in self.group
-            if each.at > command.end and text.file_of(each.at) is text.file_of(command.at)
-        ]
-        depth = 0
-        for word in _BRANCHES.findall(self.draft.source(command.end, min(after, default=command.end))):
-            depth += (word in ("if", "case")) - (word in ("fi", "esac"))
-            if depth < 0:
-                return False
-            if depth == 0 and word in ("else", "elif", ";;"):
-                return command.context.is_conditional
-        return False
+        """Return whether a command is run only where no training of the group is."""
+        own = dict(command.context.branches)
+        return all(any(own.get(at, branch) != branch for at, branch in each.context.branches) for each in self.group)
 
     def _is_written(self, command: Command) -> bool:
         """Return whether a command stands where it is run, not in a variable that is run."""

@@ -160,16 +160,17 @@ class ControlFlow(Expander):
             chosen: which of them is run, counted from 1, 0 for none; None if that is not known.
             tests: what decides.
         """
-        before, at = self.values, self._piece.at(bodies[0][0].start_byte) if bodies and bodies[0] else -1
+        before, at = self.values, next((self._piece.at(body[0].start_byte) for body in bodies if body), -1)
         chosen = self.taken.get(at, chosen)
         outcomes = [before]
         goes_on = [not whole]
         for position, body in enumerate(bodies, 1):
             self.values = dict(before)
             is_run = chosen in (None, position) or not self.taken  # Where no outcome is taken, each branch is read.
+            inner = replace(context, branches=(*context.branches, (at, position)))
             for child in body if is_run else ():
                 if child.type not in SKIPPED:
-                    self._statement(child, context)
+                    self._statement(child, inner)
             outcomes.append(self.values)
             goes_on.append(not leaves(body, self._source))
         if chosen is not None and chosen < len(outcomes):

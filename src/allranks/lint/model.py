@@ -211,6 +211,7 @@ class Context:
     function: str = ""
     background: int | None = None  # Where the innermost statement with ``&`` starts that it is in.
     is_conditional: bool = False
+    branches: tuple[tuple[int, int], ...] = ()  # Of each if, case or list around it: where it is, and which branch.
     is_condition: bool = False
     is_substitution: bool = False
     pipe: tuple[str, ...] = ()  # The names of the commands that read its output.
