@@ -120,8 +120,9 @@ def copy_node_code(
         source = package / name
         for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             files[f"allranks/{file.relative_to(package).as_posix()}"] = file
-    times = [(name, file.stat().st_mtime_ns, file.stat().st_size) for name, file in files.items()]
-    comment = blake2b(repr((sys.version, times)).encode(), digest_size=16).hexdigest().encode()
+    states = [(name, (found := file.stat()).st_mtime_ns, found.st_size) for name, file in files.items()]
+    # Compiled modules also say which installation they are of.
+    comment = blake2b(repr((sys.version, package, states)).encode(), digest_size=16).hexdigest().encode()
     if isinstance(target, Path) and earlier and _ends_with(earlier, comment):
         with contextlib.suppress(OSError):  # Pruned in the meantime, or a file system without hard links.
             target.hardlink_to(earlier)
@@ -133,7 +134,7 @@ def copy_node_code(
 
 
 def _ends_with(archive: Path, comment: bytes) -> bool:
-    """Tell whether an archive has a comment, which is its end."""
+    """Return whether an archive has this comment, which stands at its end."""
     try:
         with archive.open("rb") as file:
             file.seek(-len(comment), os.SEEK_END)

@@ -12,15 +12,21 @@ from allranks.clusters.grid_engine import GridEngineCluster
 from allranks.job.spec import Job
 
 #: Starts a command as Grid Engine's qrsh_starter does on a busy node: in a process group of its own, which gets the
-#: terminal when the command is already waiting for it, or has stopped.
+#: terminal when the command is already waiting for it (SIGUSR1), or has stopped (SIGCHLD).
 STARTER = """
-import os, pathlib, subprocess, sys
-command = subprocess.Popen(["/bin/sh", "-c", sys.argv[1]], preexec_fn=os.setpgrp)
-while not pathlib.Path("waits").exists():
-    ended, status = os.waitpid(command.pid, os.WNOHANG | os.WUNTRACED)
-    if ended:
-        command.kill()
-        sys.exit("stopped" if os.WIFSTOPPED(status) else f"ended with {status}")
+import os, signal, subprocess, sys
+awaited = {signal.SIGUSR1, signal.SIGCHLD}
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+
+def begin():
+    os.setpgrp()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+
+os.environ["STARTER"] = str(os.getpid())
+command = subprocess.Popen(["/bin/sh", "-c", sys.argv[1]], preexec_fn=begin)
+if signal.sigwait(awaited) == signal.SIGCHLD:
+    command.kill()
+    sys.exit("stopped")
 os.tcsetpgrp(0, command.pid)
 sys.exit(command.wait())
 """
@@ -30,7 +36,7 @@ def test_a_shell_waits_until_the_terminal_is_its_own(tmp_path: Path) -> None:
     """A shell that is faster stops itself, and its user would wait for a prompt for ever."""
     waits = tmp_path / "bin/sleep"
     waits.parent.mkdir()
-    waits.write_text('#!/bin/sh\ntouch waits\nexec /bin/sleep "$@"\n')
+    waits.write_text('#!/bin/sh\nkill -USR1 "$STARTER"\nexec /bin/sleep "$@"\n')
     waits.chmod(0o755)
     environ = {"PATH": f"{waits.parent}:{os.defpath}", "SHELL": "/bin/sh"}
     job = Job.model_validate({"cluster": "hall", "scheduler": {"parallel_environment": "four"}})
