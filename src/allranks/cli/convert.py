@@ -152,7 +152,7 @@ def _tried(
         works = False
         results.append({"file": each.path, "job_file": name, "error": error.in_a_line})
         render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        _show_missing(each, "--verify" if scripts else "")
+        _show_missing(each, ["--verify"] if scripts else [])
     return works, results
 
 
@@ -274,7 +274,7 @@ def _as_data(found: Verification) -> dict[str, object]:
         for each in found.differences
     ]
     what = {"verified": found.is_equal, "ranks": found.ranks, "equal": found.equal, "differences": differences}
-    return {**what, "cause": found.cause} if found.cause else what
+    return {**what, "cause": found.cause or None}
 
 
 def _verify(draft: Draft, data: bytes, plan: Plan) -> Verification:
@@ -287,16 +287,16 @@ def _verify(draft: Draft, data: bytes, plan: Plan) -> Verification:
         render.talk(line)
     if found.fix:
         render.talk(f"  fix: {found.fix}")
-    _show_missing(draft, "--verify")
+    _show_missing(draft, ["--verify"])
     return found
 
 
-def _show_missing(draft: Draft, *flags: str) -> None:
+def _show_missing(draft: Draft, flags: Sequence[str]) -> None:
     """Show the arguments that a script reads and is not given, and how they are given."""
     from allranks.convert.unmet import unmet_arguments
 
     if missing := unmet_arguments(draft):
         names = (f"VALUE{name[1:]}" for name in missing)
-        typed = shlex.join(filter(None, ["allranks", "convert", draft.path, *flags, "--", *draft.arguments, *names]))
+        typed = shlex.join(["allranks", "convert", draft.path, *flags, "--", *draft.arguments, *names])
         render.talk(f"note: {render.one_line(draft.path)} was read without its arguments {listed(missing, 'and')}")
         render.talk(f"  fix: {typed}")

@@ -91,12 +91,14 @@ def _started(records: Sequence[Record], launcher: str, new: Sequence[Record]) ->
         if found := [each for each in records if is_rank(each)]:
             return found, [each for each in records if each not in found]
     programs = [each for each in records if each["kind"] != "binary"]
-    alike = [each for each in programs if (each["kind"], each["path"]) in [(one["kind"], one["path"]) for one in new]]
-    same = [each for each in alike or programs if each["args"] in [one["args"] for one in new if one["args"]]]
+    wanted = [(each["kind"], each["path"]) for each in new]
+    alike = [each for each in programs if (each["kind"], each["path"]) in wanted]
     if launcher and not alike:
-        same = programs = []
-    programs = (same or alike or programs)[-1:]
-    return programs, [each for each in records if each not in programs]
+        return [], [*records]
+    given = [each["args"] for each in new if each["args"]]
+    same = [each for each in alike or programs if each["args"] in given]
+    program = (same or alike or programs)[-1:]
+    return program, [each for each in records if each not in program]
 
 
 def _numbers(record: Record) -> tuple[int, int, int]:
@@ -129,7 +131,7 @@ def compare(
     after: Sequence[Record],
     said: str,
     new_said: str,
-    lacking: Sequence[str] = (),
+    lacking: Sequence[str],
 ) -> Verification:
     """Compare the records of a script with those of its job.
 
@@ -154,7 +156,7 @@ def compare(
         what = "ranks" if old or new else "ranks, of both"
         printed = f"; the {side}'s last output: {last}" if last else ""
         found.differ(what, f"{len(old)}", f"{len(new)}{printed}", "")
-        cause, fix = why_no_job(new_said) if old else why_none(draft, base, said, lacking, before)
+        cause, fix = (why_no_job(new_said), "") if old else why_none(draft, base, said, lacking, before)
         return Verification(len(old), (), tuple(found.differences), cause, fix)
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     moved = found.note(("changed", "not taken over"), "cd ")

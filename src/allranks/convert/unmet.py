@@ -12,17 +12,21 @@ from allranks.convert.draft import Draft, short
 from allranks.convert.own_arguments import missing_arguments
 from allranks.convert.recorder.common import NO_FILE
 from allranks.job.problems import listed
+from allranks.job.variables import SHELL_NAMES
 
 #: Variables of schedulers, of allranks and of the sandbox.
 OF_SCHEDULERS = re.compile(
     r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE"
 )
-#: Of shells, and of ranks, which only a launcher sets.
-_OF_SHELLS = re.compile(
-    r"BASH\w*|RANDOM|SECONDS|HOST\w*|MACHTYPE|OSTYPE|SHELL\w*|SHLVL|(OLD)?PWD|E?UID|PPID|LINENO|FUNCNAME|PIPESTATUS|DISPLAY"
-    r"|REPLY|OPT(ARG|IND|ERR)|IFS|DIRSTACK|GROUPS|COLUMNS|LINES|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_VISIBLE_DEVICES|PS\d"
-    r"|(OMPI|PMI|PMIX)_\w+|LOCAL_RANK|(LOCAL_)?WORLD_SIZE|JOB_ID|NSLOTS|NHOSTS"
-)
+#: Those that a shell sets or most terminals have, and those of ranks, which only a launcher sets.
+_NOT_MISSING = {
+    *SHELL_NAMES,
+    *("BASH", "BASH_ARGV", "BASH_REMATCH", "BASH_SOURCE", "BASH_VERSION", "COLUMNS", "DISPLAY", "HOST", "HOSTNAME"),
+    *("HOSTTYPE", "IFS", "LINES", "MACHTYPE", "OLDPWD", "OPTARG", "OPTERR", "OPTIND", "OSTYPE", "PIPESTATUS", "PS1"),
+    *("PS4", "PWD", "REPLY", "SHELL", "SHLVL", "TERM", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "JOB_ID", "NHOSTS", "NSLOTS"),
+}
+_OF_MPI = ("OMPI_", "PMI_", "PMIX_")
 _NO_FILE = re.compile(rf"^.*?: {NO_FILE} (.+)$", re.MULTILINE)
 _SYNTAX = re.compile(r": (line \d+: syntax error.*)")
 
@@ -32,13 +36,14 @@ def missing_variables(draft: Draft, base: Mapping[str, str]) -> list[str]:
     script = draft.view.script
     set_here = {each.variable for command in script.commands for each in command.context.loops}
     set_here |= {word for each in script.named("read", "mapfile", "readarray", "getopts") for word in each.values}
+    set_here |= {*base, *_NOT_MISSING}
     found: dict[str, None] = {}
     chosen: set[str] = set()  # The script looks whether they are set.
     for use in sorted(script.uses, key=lambda use: use.at):
         name = use.name.partition("[")[0]
         if use.has_default and not re.match(rb"\$\{\w+:?\?", script.text.data[use.at :]):
             chosen.add(name)
-        is_set = script.sets(name) or name in set_here or name in base or _OF_SHELLS.fullmatch(name)
+        is_set = script.sets(name) or name in set_here or name.startswith(_OF_MPI)
         if re.fullmatch(r"[A-Za-z_]\w*", name) and not is_set:
             found[name] = None
     found = {name: None for name in found if name not in chosen}
@@ -100,12 +105,12 @@ def why_differs(draft: Draft, base: Mapping[str, str]) -> str:
     return ""
 
 
-def why_no_job(said: str) -> tuple[str, str]:
+def why_no_job(said: str) -> str:
     """Return why a job started no rank, though its script did; empty if nothing says so."""
     found = re.match(r"allranks: (.+) failed with exit code (\d+) \(", last_line(said))
     if not found:
-        return "", ""
-    return f"a line of the set-up fails in the sandbox, and the script went on: {found[1]} (exit code {found[2]})", ""
+        return ""
+    return f"a line of the set-up fails in the sandbox, and the script went on: {found[1]} (exit code {found[2]})"
 
 
 def last_line(text: str) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 #: Variables of bash's own: it refuses a value for them, or gives them another one (man 1 bash, Shell Variables).
-_SHELL_NAMES = {
+SHELL_NAMES = {
     *("BASHOPTS", "BASHPID", "BASH_VERSINFO", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID"),
     *("FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID"),
 }
@@ -105,7 +105,7 @@ def _problem(name: str, where: str) -> Problem | None:
         near = re.sub(r"\W", "_", name, flags=re.ASCII)
         fix = f"rename it: {f'_{near}' if near[:1].isdigit() else near}" if near else "NAME=VALUE"
         return Problem(where, f"invalid name of an environment variable: {quoted(name)}", why=why, fix=fix)
-    if name in _SHELL_NAMES:
+    if name in SHELL_NAMES:
         return Problem(where, f"{quoted(name)} cannot be set: the shell keeps that name for itself", fix="another name")
     if name.startswith(_OURS):
         why, fix = f"names that start with {_OURS} are those of allranks itself", "take another name"

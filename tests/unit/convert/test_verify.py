@@ -665,6 +665,7 @@ def test_what_is_found_is_written_as_json(folder: Path, capfd: pytest.CaptureFix
                         "why": "left out: NNODES=1: allranks sets what the ranks need of it",
                     },
                 ],
+                "cause": None,
             }
         ],
     }
