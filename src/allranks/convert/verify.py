@@ -12,7 +12,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -25,6 +25,7 @@ from allranks.convert.recorder.common import PATH as LOGIN_PATH
 from allranks.convert.recorder.main import COMMANDS
 from allranks.convert.sandbox import run
 from allranks.convert.unmet import OF_SCHEDULERS
+from allranks.lint.model import Word
 from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
@@ -106,7 +107,7 @@ class _Side:
         commands = draft.view.script.commands
         #: What the script sources, and how the files may be called that it writes its output to.
         self.sourced = {word.shown for each in commands if each.name in ("source", ".") for word in each.args[:1]}
-        self.targets = [*_targets(draft.view.script.text.data.decode("utf-8", "replace"))]
+        self.targets = [*_targets(draft.view.script.redirects)]
         self.resources = draft.view.resources
         self.cpus = int(draft.get("resources.cpus_per_node") or os.cpu_count() or 1)
         self.gpus = int(self.resources.gpus or draft.get("resources.gpus_per_node") or 0)
@@ -253,10 +254,11 @@ def _other_names(syntax: Syntax) -> dict[str, str]:
     return {**{name: syntax.canonical(name) for name in begun}, **syntax.same}
 
 
-def _targets(script: str) -> Iterator[str]:
+def _targets(redirects: Iterable[tuple[str, Word]]) -> Iterator[str]:
     """Yield what the files may be called that a script writes its output to, as patterns of :mod:`fnmatch`."""
-    for quoted, plain in re.findall(r">\|?[ \t]*(?:\"([^\"\n]+)\"|([^\s;&|()<>\"]+))", script):
-        yield "*".join(map(glob.escape, re.split(r"\$\{[^}]*\}|\$\w+|\$\(.*", quoted or plain)))
+    for operator, word in redirects:
+        if ">" in operator:
+            yield "".join("*" if part.value is None else glob.escape(part.value) for part in word.parts)
 
 
 def _is_start_file(path: str) -> bool:

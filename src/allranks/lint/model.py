@@ -345,6 +345,8 @@ class Script:
     broken: list[int] = field(default_factory=list)
     #: Where a backslash and blanks stand before a comment, which our parser takes for blanks.
     cut_by_comment: list[int] = field(default_factory=list)
+    #: The redirections of commands and of blocks.
+    redirects: list[tuple[str, Word]] = field(default_factory=list)
     #: Where each ``[ … ]`` and ``[[ … ]]`` starts and ends.
     tests: list[tuple[int, int]] = field(default_factory=list)
     #: By the name of a text with a syntax error: where it is, or where the text is read, and the text.

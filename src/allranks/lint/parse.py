@@ -285,6 +285,7 @@ class Walker(ControlFlow):
                 if any(part.type == "ERROR" and self._source(part) == "&" for part in child.children):  # <<END &
                     context = replace(context, background=self._piece.at(node.start_byte))
                 redirects += self._heredoc(child, context)
+        self.script.redirects += redirects
         body = node.child_by_field_name("body")
         if body is None:
             return

@@ -218,17 +218,18 @@ def _uses_all(view: View, launch: Launch) -> bool:
 def _no_gpus(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm" or view.script.options(*_GIVE_GPUS):
         return
-    for launch in view.torchrun:
-        is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
-        if launch.nproc and launch.nproc > 1 and _gpus(view, launch) is None and not is_own:
-            yield Found(launch.command.at, {"use": f"{launch.nproc} ranks start on each node"})
-            return
     for launch in view.launches:
-        is_own = read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS))
-        match = _ACCELERATOR.search(launch.command.text) if launch.is_python and not is_own else None
-        if match:
-            yield Found(launch.command.at, {"use": f"Lightning gets {match[0]}"})
-            return
+        match = _ACCELERATOR.search(launch.command.text) if launch.is_python else None
+        if read_call(launch.starter).get(*(f"--{name}" for name in _GIVE_GPUS)):
+            continue
+        if launch.is_torch and launch.nproc and launch.nproc > 1 and _gpus(view, launch) is None:
+            use = f"{launch.nproc} ranks start on each node"
+        elif match:
+            use = f"Lightning gets {match[0]}"
+        else:
+            continue
+        yield Found(launch.command.at, {"use": use})
+        return
 
 
 @likely(

@@ -14,7 +14,7 @@ from allranks.lint.syntax import Given
 _STORE = "torch/distributed/elastic/rendezvous of torch 2.13"
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[?::1\]?|0\.0\.0\.0)(?::.*)?")
 #: The nodes of a Trainer of Lightning, as Hydra or its own command line takes them.
-_TRAINER_NODES = re.compile(r"^(?:--)?(?:\w+\.)?trainer\.num_nodes=(\d{1,4})$")
+_TRAINER_NODES = re.compile(r"(?:--)?(?:\w+\.)?trainer\.num_nodes=(\d{1,4})")
 _LISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "PBS_NODEFILE")
 
 
@@ -176,9 +176,9 @@ def _wrong_nodes(view: View) -> Iterator[Found]:
     for launch in view.started_by("srun"):
         if not (launch.is_python and launch.tasks and launch.tasks_per_node):
             continue
+        nodes = launch.tasks // launch.tasks_per_node
         for word in launch.command.args:
-            match = _TRAINER_NODES.search(word.value or "")
-            nodes = launch.tasks // launch.tasks_per_node
+            match = _TRAINER_NODES.fullmatch(word.value or "")
             if match and int(match[1]) != nodes:
                 fields = {"program": "Lightning", "nnodes": match[1], "tasks": nodes, "option": "trainer.num_nodes"}
                 yield Found(word.at, fields)
@@ -187,7 +187,7 @@ def _wrong_nodes(view: View) -> Iterator[Found]:
 def _torchrun_nodes(view: View) -> Iterator[tuple[int, int, int]]:
     """Yield the nodes that torchrun is told, where, and the nodes that it starts on, which are others."""
     for launch, given in view.torchrun_given("--nnodes"):
-        if not launch.nnodes or launch.nnodes == 1 or ":" in given.value.shown:
+        if launch.nnodes is None or launch.nnodes < 2 or ":" in given.value.shown:
             continue
         if launch.starter_name == "srun":
             tasks = launch.tasks if launch.tasks_per_node == 1 else None
